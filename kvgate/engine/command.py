@@ -36,7 +36,7 @@ def engine(options: EngineOptions) -> None:
     tiers = tier_options(options.tier_flags, preset, served.name, nvme_root_dir())
     need_possible_role(options.role, on_gpu=bool(gpus), tiers=bool(tiers.ddr_bytes))
     port, events_port, replay_port = options.ports()
-    limits = options.limits
+    limits = replace(options.limits, context_tokens=options.context_length)
     need_fitting_memory(limits, on_gpu=bool(gpus))
     limits = _with_tiers(limits, tiers, preset, served)
     instance = Instance(

@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from kvcontrol.core.roles import EngineRole
-from kvgate.engine.instance import EngineLimits
 from kvgate.engine.itl_target import ItlTargetOption
+from kvgate.engine.shared_options import SharedOptions
 from kvgate.engine.tier_flags import (
     DdrOption,
     DdrPathOption,
@@ -16,16 +16,14 @@ from kvgate.engine.tier_flags import (
     NvmeDirOption,
     NvmeOption,
     PresetOption,
-    TierFlags,
     TierWriteOption,
 )
-from kvgate.engine.units import with_kv_memory
 from kvgate.host.machine import Device
 from kvgate.host.ports import LOOPBACK, free_ports, need_free
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineOptions:
+class EngineOptions(SharedOptions):
     """Each field is an option as it was typed; None where one wasn't."""
 
     context: typer.Context
@@ -74,30 +72,6 @@ class EngineOptions:
     nvme: NvmeOption = None
     nvme_dir: NvmeDirOption = None
     tier_write: TierWriteOption = None
-
-    @property
-    def limits(self) -> EngineLimits:
-        """The limits of the engine, without its tiers. Raises ``CommandError`` for an amount that can't be read."""
-        limits = EngineLimits(
-            block_tokens=self.block_size,
-            kv_blocks=self.kv_blocks,
-            max_batch_size=self.max_batch_size,
-            context_tokens=self.context_length,
-            cpu_threads=self.threads,
-            itl_target_ms=self.itl_target,
-        )
-        return with_kv_memory(limits, self.kv_memory)
-
-    @property
-    def tier_flags(self) -> TierFlags:
-        """The options of the tiers as they were typed."""
-        return TierFlags(
-            ddr=self.ddr,
-            ddr_path=self.ddr_path,
-            nvme=self.nvme,
-            nvme_dir=self.nvme_dir,
-            write_mode=self.tier_write,
-        )
 
     def ports(self) -> tuple[int, int, int]:
         """Return the ports of HTTP, events and their replay: as typed, else free. ``CommandError`` for a taken one."""

@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from kvcontrol.core.roles import KVTransport
-from kvgate.engine.instance import EngineLimits
 from kvgate.engine.itl_target import ItlTargetOption
+from kvgate.engine.shared_options import SharedOptions
 from kvgate.engine.tier_flags import (
     DdrOption,
     DdrPathOption,
@@ -16,10 +16,8 @@ from kvgate.engine.tier_flags import (
     NvmeDirOption,
     NvmeOption,
     PresetOption,
-    TierFlags,
     TierWriteOption,
 )
-from kvgate.engine.units import with_kv_memory
 from kvgate.host.machine import Device
 from kvgate.host.paths import state_dir
 from kvgate.host.ports import LOOPBACK
@@ -34,7 +32,7 @@ _GATEWAY = "Gateway"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UpOptions:
+class UpOptions(SharedOptions):
     """Each field is an option as it was typed; None where one wasn't."""
 
     model: Annotated[
@@ -142,29 +140,6 @@ class UpOptions:
             api_keys=chosen_keys(self.api_key or (), self.api_key_file),
             routing=self.routing,
             state_dir=self.state or state_dir(),
-        )
-
-    @property
-    def limits(self) -> EngineLimits:
-        """The limits of each engine, without its tiers. Raises ``CommandError`` for an amount that can't be read."""
-        limits = EngineLimits(
-            block_tokens=self.block_size,
-            kv_blocks=self.kv_blocks,
-            max_batch_size=self.max_batch_size,
-            cpu_threads=self.threads,
-            itl_target_ms=self.itl_target,
-        )
-        return with_kv_memory(limits, self.kv_memory)
-
-    @property
-    def tier_flags(self) -> TierFlags:
-        """The options of the tiers as they were typed."""
-        return TierFlags(
-            ddr=self.ddr,
-            ddr_path=self.ddr_path,
-            nvme=self.nvme,
-            nvme_dir=self.nvme_dir,
-            write_mode=self.tier_write,
         )
 
 
