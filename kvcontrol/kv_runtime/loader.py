@@ -41,7 +41,7 @@ class Loader:
             if block is not None and (_DDR in block.copies or block.readable)
         }
         ticket.held = held
-        ticket.repeats = len({id(block) for block in ticket.blocks}) < len(ticket.blocks)
+        ticket.repeats = len(held) < len(ticket.blocks)
         self._residency.hold(list(held.values()))
         self._route(ticket, range(len(ticket.blocks)))
 

@@ -191,7 +191,7 @@ class Ticket:
         """The engine's slots of a load."""
         self.held: dict[BlockId, Block] = {}
         self.repeats = False
-        """Whether a load or prefetch names a block more than once."""
+        """Whether a load or prefetch may name a block more than once: it holds fewer than it names."""
         self.heads_held = False
         """The caller of a save keeps what comes before its blocks."""
         self.plans: set[PlanId] = set()
