@@ -5,7 +5,7 @@ all that stand in it. So segments of consecutive requests are drawn with replace
 sides. A change is B against A as a share of A, its interval the middle 95 % of the draws. Zero inside: a tie.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
@@ -19,7 +19,8 @@ SEGMENTS: Final = 60
 DRAWS: Final = 1000
 _INTERVAL: Final = (2.5, 97.5)
 
-Values = "np.ndarray[Any, np.dtype[np.float64]]"
+Rows = np.ndarray[Any, np.dtype[np.float64]]
+"""Prompt tokens, found tokens and TTFT of each request."""
 
 
 class Verdict(StrEnum):
@@ -51,12 +52,11 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Figure:
-    of: Callable[["np.ndarray[Any, np.dtype[np.float64]]"], float]
-    """Of rows of prompt tokens, found tokens and TTFT."""
+    of: Callable[[Rows], float]
     more_is_better: bool
 
 
-def _quantile(share: float) -> Callable[["np.ndarray[Any, np.dtype[np.float64]]"], float]:
+def _quantile(share: float) -> Callable[[Rows], float]:
     return lambda rows: float(np.quantile(rows[:, 2], share, method="inverted_cdf"))
 
 
@@ -75,7 +75,7 @@ def compare(pairs: Sequence[tuple[Sequence[Served], Sequence[Served]]], *, seed:
 
     ``ValueError`` where they have none in common, or A has 0 of a figure. O(draws x requests).
     """
-    segments: list[tuple[Any, Any]] = []
+    segments: list[tuple[Rows, Rows]] = []
     for a, b in pairs:
         rows_a, rows_b = _in_common(a, b)
         parts = min(SEGMENTS, len(rows_a))
@@ -111,19 +111,19 @@ def compare(pairs: Sequence[tuple[Sequence[Served], Sequence[Served]]], *, seed:
     return found
 
 
-def _in_common(a: Sequence[Served], b: Sequence[Served]) -> tuple[Any, Any]:
+def _in_common(a: Sequence[Served], b: Sequence[Served]) -> tuple[Rows, Rows]:
     """Return what both sides answered, in the order of the workload, as rows of prompt, found and TTFT."""
     of_a, of_b = ({(each.number, each.copy): each for each in side} for side in (a, b))
     both = sorted(of_a.keys() & of_b.keys())
     if not both:
         raise ValueError("A and B have no answered request in common")
-    return tuple(
-        np.array(
-            [(max(1, side[key].prompt_tokens), side[key].found_tokens, side[key].ttft_s) for key in both],
-            dtype=np.float64,
-        )
-        for side in (of_a, of_b)
-    )  # type: ignore[return-value]
+    return _rows(of_a, both), _rows(of_b, both)
+
+
+def _rows(served: Mapping[tuple[int, int], Served], keys: Sequence[tuple[int, int]]) -> Rows:
+    found = (served[key] for key in keys)
+    rows = [(max(1, each.prompt_tokens), each.found_tokens, each.ttft_s) for each in found]
+    return np.array(rows, dtype=np.float64)
 
 
 __all__ = ["DRAWS", "FIGURES", "SEGMENTS", "Change", "Verdict", "compare"]
