@@ -73,7 +73,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Serve until it is told to stop; 1, with a message, for what can't be."""
+    """Serve until a signal stops it; return 1, after a message, for invalid arguments."""
     chosen = parser().parse_args(arguments)
     try:
         profile = load_profile(chosen.profile)
@@ -86,7 +86,7 @@ def main(arguments: list[str] | None = None) -> int:
             corrupt=chosen.corrupt,
             capacity_lie=chosen.capacity_lie,
         )
-        Behaviour(jitter=chosen.jitter)  # refuses what can't be, before anything is opened
+        Behaviour(jitter=chosen.jitter)  # refuses invalid values before anything is opened
         tokenizer = SimTokenizer(chosen.model)
         instance = SimInstance(
             InstanceSpec(

@@ -274,7 +274,7 @@ def _spelled(messages: Sequence[Mapping[str, Any]], kwargs: Mapping[str, Any]) -
 
 
 def _or_deep(message: Mapping[str, Any]) -> bytes:
-    """What can't be written for its depth has no name of its own; what comes before it has."""
+    """Return a message as JSON, or one fixed name for all messages that are nested too deep to be written."""
     try:
         return as_json(message)
     except RecursionError:

@@ -1,7 +1,7 @@
 """Parses the token usage, and errors, in an answer or stream event.
 
-The field names are OpenAI's, those of Responses and Messages, and those of LMDeploy's ``/generate``. Nobody is believed
-who says what can't be.
+The field names are OpenAI's, those of Responses and Messages, and those of LMDeploy's ``/generate``. Impossible
+numbers are ignored.
 """
 
 import msgspec

@@ -16,7 +16,7 @@ HIGHEST_PRIORITY = 7
 class BlockKey:
     """``recompute_s`` and ``reload_s`` are what getting the block back costs, None where that isn't known or can't be.
 
-    ``priority`` is 0 (the least) to ``HIGHEST_PRIORITY``. ``ValueError`` for what can't be.
+    ``priority`` is 0 (the least) to ``HIGHEST_PRIORITY``. ``ValueError`` for an invalid value.
     """
 
     __slots__ = ("content", "priority", "recompute_s", "reload_s", "tenant")

@@ -95,7 +95,7 @@ class HotspotLineage:
     def observe(self, path: Sequence[ContentKey], now_s: float) -> None:
         """Follow a request's prompt: its keys in order, chained as hashes are. A time before the last one is that.
 
-        Of a prompt longer than ``max_blocks`` that is its first so many. ``ValueError`` for what can't be.
+        Only the first ``max_blocks`` of a longer prompt count. ``PolicyError`` for an invalid value.
         """
         _check_time(now_s)
         if len(path) > self._max_blocks:

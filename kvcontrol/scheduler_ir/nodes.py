@@ -102,7 +102,7 @@ class LoadConfig:
     tier: CacheTier = CacheTier.HBM
 
     def problem(self) -> str:
-        """Say what can't be; empty when all can."""
+        """Return what is invalid; empty where nothing is."""
         return _span_problem(self.start, self.end) or _word_problem("tier", self.tier, CacheTier)
 
 
@@ -116,7 +116,7 @@ class PrefillConfig:
     batch: int | None = None
 
     def problem(self) -> str:
-        """Say what can't be; empty when all can."""
+        """Return what is invalid; empty where nothing is."""
         return _span_problem(self.start, self.end) or _batch_problem(self.batch)
 
 
@@ -131,7 +131,7 @@ class TransferConfig:
     transport: KVTransport = KVTransport.MIGRATION
 
     def problem(self) -> str:
-        """Say what can't be; empty when all can."""
+        """Return what is invalid; empty where nothing is."""
         if not isinstance(self.target, str) or not self.target:
             return f"target is {shown(self.target)}; it must be the name of a device"
         return _span_problem(self.start, self.end) or _word_problem("transport", self.transport, KVTransport)
@@ -144,7 +144,7 @@ class JoinConfig:
     request: str
 
     def problem(self) -> str:
-        """Say what can't be; empty when all can."""
+        """Return what is invalid; empty where nothing is."""
         return ""
 
 
@@ -158,7 +158,7 @@ class DecodeConfig:
     batch: int | None = None
 
     def problem(self) -> str:
-        """Say what can't be; empty when all can."""
+        """Return what is invalid; empty where nothing is."""
         start, most = self.start, self.max_tokens
         if is_count(start) and is_count(most) and start > 0 and most > 0:
             return _batch_problem(self.batch)
@@ -173,7 +173,7 @@ class PinConfig:
     ttl_s: float
 
     def problem(self) -> str:
-        """Say what can't be; empty when all can."""
+        """Return what is invalid; empty where nothing is."""
         if is_seconds(self.ttl_s) and self.ttl_s > 0:
             return ""
         return f"ttl_s is {shown(self.ttl_s)}; it must be > 0 and finite"
@@ -188,7 +188,7 @@ class EvictConfig:
     keep: CacheTier | None = None
 
     def problem(self) -> str:
-        """Say what can't be; empty when all can."""
+        """Return what is invalid; empty where nothing is."""
         if self.keep is CacheTier.HBM:
             return "keep is HBM, the evicted tier; allowed: a tier below"
         if not is_of(self.reason, str):

@@ -47,7 +47,7 @@ class WaitingRequest:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineView:
     """What a strategy may know of the engine at a step: how fast it computes prompts, 0 where nothing was measured yet,
-    how many requests run, and how long one step of those takes. Raises ``ValueError`` for what can't be.
+    how many requests run, and how long one step of those takes. Raises ``ValueError`` for an invalid value.
     """
 
     prefill_tokens_per_s: float = 0.0

@@ -22,7 +22,7 @@ class LifetimeFeatures:
     """What is known when a lifetime begins, and how old it is by now.
 
     ``past`` are the lifetimes of the same chat's earlier turns, oldest first; ``new_tokens`` by how much the prompt is
-    longer than its chat's last (0 where it isn't), None where there is none. ``ValueError`` for what can't be.
+    longer than its chat's last (0 where it isn't), None where there is none. ``ValueError`` for an invalid value.
     """
 
     prompt_tokens: int
