@@ -15,6 +15,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from engines.lmdeploy.offload.tiers import EngineTiers
+from engines.lmdeploy.schedule.overlap import overlap_of
 
 _POLL_S = 0.002
 
@@ -45,6 +46,8 @@ class StepPauses:
             try:
                 await self._end_transfers()
                 await loop.drain_for_sleep()
+                if (overlap := overlap_of(getattr(self._engine.executor, "model_agent", None))) is not None:
+                    await overlap.settled()
                 yield
             finally:
                 loop.resume_from_sleep()

@@ -1,9 +1,10 @@
 """The bodies of ``/kv/v1/steps``: what an engine computed step by step, where its device stood idle, and why.
 
-JSON on the wire. A step is one forward of the model: prompts (``prefill``), a part of one long prompt (``chunk``), the
-next token of every running answer (``decode``), or anything else (``other``). The device is idle between two steps for
-one of three reasons: there was no request (``no_work``), requests waited for KV blocks to be loaded or freed (``kv``),
-or the host had not launched the next step yet (``host``).
+JSON on the wire. A step is one forward of the model: prompts (``prefill``), a part of one long prompt (``chunk``), such
+a part on a second stream of the device, beside decode steps (``overlapped``), the next token of every running answer
+(``decode``), or anything else (``other``). The device is idle between two steps for one of three reasons: there was no
+request (``no_work``), requests waited for KV blocks to be loaded or freed (``kv``), or the host had not launched the
+next step yet (``host``).
 """
 
 from bisect import bisect_left
@@ -19,8 +20,8 @@ KEPT_STEPS: Final = 8_192
 SHOWN_STEPS: Final = 256
 """How many of them an answer has where the client asks for no number."""
 
-StepKind = Literal["prefill", "chunk", "decode", "other"]
-STEP_KINDS: Final[tuple[StepKind, ...]] = ("prefill", "chunk", "decode", "other")
+StepKind = Literal["prefill", "chunk", "overlapped", "decode", "other"]
+STEP_KINDS: Final[tuple[StepKind, ...]] = ("prefill", "chunk", "overlapped", "decode", "other")
 IdleReason = Literal["no_work", "kv", "host"]
 IDLE_REASONS: Final[tuple[IdleReason, ...]] = ("no_work", "kv", "host")
 StepClock = Literal["cuda_events", "wall", "round_trip"]
@@ -43,8 +44,9 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 
     ``device_s`` is the time on the device, from the first operation of the forward to the last of sampling;
     ``launch_s`` is how long the host took to launch it (when both are equal, the host is what limits the step).
-    ``no_work_s``, ``kv_s`` and ``host_s`` are the idle time of the device before it. ``tokens`` are computed by it,
-    ``history_tokens`` are the cached ones that it attended to. ``stalled`` counts the running answers that waited for
+    ``no_work_s``, ``kv_s`` and ``host_s`` are the idle time of the device before it, ``overlapped_s`` the time before
+    it in which the device computed an overlapped chunk alone. ``tokens`` are computed by it, ``history_tokens`` are the
+    cached ones that it attended to. ``stalled`` counts the running answers that waited for
     this step without getting a token from it, ``waiting`` the requests in the queue when it was chosen, and ``reason``
     says why it was chosen.
     """
@@ -63,6 +65,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     host_s: float
     stalled: int
     waiting: int
+    overlapped_s: float = 0.0
 
     @property
     def idle_s(self) -> float:
@@ -72,7 +75,8 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 class StepTotals(msgspec.Struct, kw_only=True):
     """Sums since the instance started: subtract an earlier answer from a later one for the time between them.
 
-    ``device_s``, ``steps`` and ``tokens`` are by kind, ``idle_s`` by reason. ``stalled_s`` is the time that running
+    ``device_s``, ``steps`` and ``tokens`` are by kind, ``idle_s`` by reason. Of overlapped chunks ``device_s`` has the
+    time in which the device computed nothing else. ``stalled_s`` is the time that running
     answers waited for steps that gave them no token, ``waited_s`` the time that requests waited beside steps, both
     summed over the answers and requests.
     """
@@ -88,12 +92,14 @@ class StepTotals(msgspec.Struct, kw_only=True):
         kind = step.kind
         self.steps[kind] += 1
         self.tokens[kind] += step.tokens
-        self.device_s[kind] += step.device_s
+        alone_s = 0.0 if kind == "overlapped" else step.device_s
+        self.device_s[kind] += alone_s
+        self.device_s["overlapped"] += step.overlapped_s
         self.idle_s["no_work"] += step.no_work_s
         self.idle_s["kv"] += step.kv_s
         self.idle_s["host"] += step.host_s
-        self.stalled_s += step.stalled * step.device_s
-        self.waited_s += step.waiting * (step.device_s + step.kv_s + step.host_s)
+        self.stalled_s += step.stalled * alone_s
+        self.waited_s += step.waiting * (alone_s + step.overlapped_s + step.kv_s + step.host_s)
 
     def minus(self, earlier: "StepTotals") -> "StepTotals":
         """Return what was added since ``earlier``."""
@@ -205,7 +211,9 @@ def pauses(steps: Iterable[Step]) -> list[float]:
     found: list[float] = []
     since_s: float | None = None
     for step in steps:
-        took_s = step.device_s + step.idle_s
+        if step.kind == "overlapped":
+            continue
+        took_s = step.device_s + step.idle_s + step.overlapped_s
         if step.kind == "decode":
             if since_s is not None and not step.no_work_s:
                 found.append(since_s + took_s)

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable
 from typing import Any, Final
 
-from engines.lmdeploy.attention import flash3
+from engines.lmdeploy.attention import flash3, overlapped
 
 _LEAST_DIM: Final = 16
 _MOST_PAGE: Final = 128
@@ -139,6 +139,8 @@ def build_paged_attention(original: Callable[[Any], Any]) -> Callable[[Any], Any
             first_call.watch(implementation)
             if flash3.is_packaged():
                 flash3.keep_to_what_it_can(implementation, spec)
+        if hasattr(implementation, "_forward_prefill"):
+            overlapped.launch_in_parts(implementation)
         if hasattr(implementation, "paged_attention_fwd"):
             implementation.paged_attention_fwd = PagedAttention(implementation.paged_attention_fwd, verdicts)
         return implementation

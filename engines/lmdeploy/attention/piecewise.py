@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from engines.lmdeploy.attention.overlapped import launch
 from engines.lmdeploy.graphs import reason
 
 MARKED_HERE: Final = frozenset({"Qwen2ForCausalLM", "LlamaForCausalLM"})
@@ -37,6 +38,8 @@ class PromptGraphs:
 
     def get_piecewise_graph_descriptor(self, context: Any, kwargs: Mapping[str, Any]) -> Any:
         """Return the key of a graph, None if the step runs eagerly."""
+        if launch.is_overlapped:
+            return None
         descriptor = self._manager.get_piecewise_graph_descriptor(context, kwargs)
         return None if descriptor in self._refused else descriptor
 

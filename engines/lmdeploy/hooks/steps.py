@@ -9,10 +9,31 @@ _INPUTS = "lmdeploy.pytorch.model_inputs.ModelInputs"
 _CHECKPOINTS = "lmdeploy.pytorch.engine.cache_inputs.CacheCheckpointInputs"
 _STRATEGIES = "lmdeploy.pytorch.strategies.base.model_agent"
 
+_STEP = (
+    f"(self, inputs: {_INPUTS}, delta: {_INPUTS}Delta = None, "
+    "swap_in_map: dict = None, swap_out_map: dict = None, "
+    "sampling_inputs: lmdeploy.pytorch.engine.logits_process.SamplingInputs = None, "
+    f"stopping_criteria: {_STRATEGIES}.StoppingCriteria = None, return_logits: bool = False, "
+    "return_routed_experts: bool = False, return_ce_loss: bool = False, "
+    f"extra_inputs: {_STRATEGIES}.ExtraInputs = None, "
+    f"cache_inputs: {_CHECKPOINTS} | None = None, kv_connector_metadata=None)"
+)
+
+_CONFIG = "lmdeploy.pytorch.config"
+_AGENT_INIT = (
+    f"(self, model_path: str, model_config: {_CONFIG}.ModelConfig, cache_config: {_CONFIG}.CacheConfig, "
+    f"backend_config: {_CONFIG}.BackendConfig, misc_config: {_CONFIG}.MiscConfig, "
+    "dist_ctx: lmdeploy.pytorch.distributed.DistContext, "
+    "device_ctx: lmdeploy.pytorch.devices.device_manager.DeviceContext, adapters: dict[str, str] = None, "
+    f"specdecode_config: {_CONFIG}.SpecDecodeConfig = None, trust_remote_code: bool = False)"
+)
+_MANAGER = "lmdeploy.pytorch.messages:SequenceManager"
+_STATUS = "lmdeploy.pytorch.messages.MessageStatus"
+
 
 def step_hooks() -> list[Hook]:
     """In the engine process: the timeline of steps, and the pace that chooses them."""
-    return [*_scheduler_hooks(), *_pace_hooks(), *_model_hooks()]
+    return [*_scheduler_hooks(), *_pace_hooks(), *_model_hooks(), *_overlap_hooks()]
 
 
 def _scheduler_hooks() -> list[Hook]:
@@ -62,7 +83,7 @@ def _scheduler_hooks() -> list[Hook]:
 
 
 def _pace_hooks() -> list[Hook]:
-    from engines.lmdeploy.schedule import pacing
+    from engines.lmdeploy.schedule import paced_maker
 
     return [
         Hook(
@@ -73,43 +94,43 @@ def _pace_hooks() -> list[Hook]:
                 "seq_meta: lmdeploy.pytorch.messages.SequenceMeta | None = None, "
                 "kv_connector: 'KVConnectorBase | None' = None) -> None"
             ),
-            replace=pacing.scheduler_init,
+            replace=paced_maker.scheduler_init,
             why="a scheduler gets its pacer",
         ),
         Hook(
             target=f"{_MAKER}:InputsMakerAsync._init_do_prefill",
             signature=f"(self, config: {_MAKER}.InputsMakerConfig)",
-            replace=pacing.maker_init_do_prefill,
+            replace=paced_maker.maker_init_do_prefill,
             why="prompts are computed back to back while answers wait",
         ),
         Hook(
             target=f"{_MAKER}:InputsMakerAsync._make_forward_inputs",
             signature="(self, prefill: bool, enable_empty: bool = False)",
-            replace=pacing.maker_make_forward_inputs,
+            replace=paced_maker.maker_make_forward_inputs,
             why="a step was chosen: the host knows its prompts, its tokens and the requests that wait",
         ),
         Hook(
             target=f"{_MAKER}:InputsMakerAsync.reset_runtime_state",
             signature="(self)",
-            replace=pacing.maker_reset_runtime_state,
+            replace=paced_maker.maker_reset_runtime_state,
             why="an engine that goes to sleep owes no steps",
         ),
         Hook(
             target=f"{_MAKER}:_ForwardInputsTask._should_defer_active_chunk",
             signature="(self)",
-            replace=pacing.task_should_defer_active_chunk,
+            replace=paced_maker.task_should_defer_active_chunk,
             why="the last chunk follows the one before it at once",
         ),
         Hook(
             target=f"{_MAKER}:_ForwardInputsTask._try_active_chunk",
             signature="(self)",
-            replace=pacing.task_try_active_chunk,
+            replace=paced_maker.task_try_active_chunk,
             why="a prompt with few tokens left waits for all chunks of a long one",
         ),
         Hook(
             target=f"{_MAKER}:InputsMakerAsync.has_pending_long_context_chunk",
             signature="(self)",
-            replace=pacing.maker_has_pending_chunk,
+            replace=paced_maker.maker_has_pending_chunk,
             why="an engine whose only request is a prompt that was overtaken would wait for another request",
         ),
     ]
@@ -121,15 +142,7 @@ def _model_hooks() -> list[Hook]:
     return [
         Hook(
             target=f"{_AGENT}._async_step",
-            signature=(
-                f"(self, inputs: {_INPUTS}, delta: {_INPUTS}Delta = None, "
-                "swap_in_map: dict = None, swap_out_map: dict = None, "
-                "sampling_inputs: lmdeploy.pytorch.engine.logits_process.SamplingInputs = None, "
-                f"stopping_criteria: {_STRATEGIES}.StoppingCriteria = None, return_logits: bool = False, "
-                "return_routed_experts: bool = False, return_ce_loss: bool = False, "
-                f"extra_inputs: {_STRATEGIES}.ExtraInputs = None, "
-                f"cache_inputs: {_CHECKPOINTS} | None = None, kv_connector_metadata=None)"
-            ),
+            signature=_STEP,
             replace=step_watch.agent_step,
             why="a step is begun and launched",
         ),
@@ -138,6 +151,37 @@ def _model_hooks() -> list[Hook]:
             signature=(f"(self, inputs: {_INPUTS}, return_logits: bool, cache_inputs: {_CHECKPOINTS} | None = None)"),
             replace=step_watch.agent_model_forward,
             why="the device's part of a step begins",
+        ),
+    ]
+
+
+def _overlap_hooks() -> list[Hook]:
+    from engines.lmdeploy.schedule import overlap
+
+    return [
+        Hook(
+            target=f"{_AGENT}.__init__",
+            signature=_AGENT_INIT,
+            replace=overlap.agent_init,
+            why="decode steps have priority over a chunk beside them",
+        ),
+        Hook(
+            target=f"{_AGENT}._async_step",
+            signature=_STEP,
+            replace=overlap.agent_step,
+            why="answers stand still while a chunk is computed",
+        ),
+        Hook(
+            target=f"{_MANAGER}.unregister_sequence",
+            signature="(self, seq: 'SchedulerSequence')",
+            replace=overlap.manager_unregister,
+            why="whoever gets the blocks of a chunk that is under way writes after it",
+        ),
+        Hook(
+            target=f"{_MANAGER}.update_sequence_status",
+            signature=f"(self, seq: 'SchedulerSequence', new_status: {_STATUS})",
+            replace=overlap.manager_update,
+            why="whoever gets the blocks of a chunk that is under way writes after it",
         ),
     ]
 

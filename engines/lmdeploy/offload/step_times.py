@@ -25,6 +25,11 @@ class StepTimes:
         )
         self._steps.append((tokens, self._clock()))
 
+    def leave_out(self) -> None:
+        """The step that was ordered last says nothing of its prompt tokens: it is over before they are computed."""
+        if self._steps:
+            self._steps.append((0, self._steps.pop()[1]))
+
     def ended(self) -> tuple[int, float] | None:
         """Return the prompt tokens of the oldest step, which has ended, and the seconds that it took; None for none.
 

@@ -14,11 +14,14 @@ import logging
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
+from engines.lmdeploy.offload.setup import tiers_of
+from engines.lmdeploy.schedule.overlap import Overlap, can_overlap, provide
 from engines.lmdeploy.schedule.overtaking import Overtaking, can_overtake
 from engines.lmdeploy.schedule.step_timeline import SentStep
-from engines.lmdeploy.schedule.step_watch import answering, step_of, timeline_of
+from engines.lmdeploy.schedule.step_watch import answering, timeline_of
 from kvcontrol.core.policy_control import PaceReport
 from kvcontrol.core.steps import Step
 from kvcontrol.scheduler_ir.pacing import (
@@ -59,6 +62,7 @@ class Pacer:
         self._bounds = ChunkBounds(block_tokens=1, most_tokens=1)
         self._resizes = self._is_resized = self._can_overtake = False
         self.overtaking = Overtaking()
+        self.overlap: Overlap | None = None
         self._costs = StepCosts()
         self._command: StepCommand | None = None
         self._debt = 0
@@ -93,11 +97,12 @@ class Pacer:
         prefill.cache_config.max_prefill_token_num = most_tokens
         self._is_resized = False
         self._can_overtake = can_overtake(maker)
+        self.overlap = provide(maker) if can_overlap(maker) else None
         self._maker = maker
         self.overtaking.forget()
         self.forget()
         if (timeline := timeline_of(maker.scheduler)) is not None:
-            timeline.measured = self._measured
+            timeline.measured = partial(self._guarded, self._learn)
 
     def swap(self, pace: Pace | None) -> None:
         """Set the pace, None for LMDeploy's own rule. Measurements stay."""
@@ -134,6 +139,21 @@ class Pacer:
         seq = self._guarded(self.overtaking.chosen, self._maker, pace.overtaken_share) if command.is_prefill else None
         return seq is not None and self.overtaking.overtake(task, seq, pace.overtaken_share)
 
+    def overlaps(self, payload: dict[str, Any]) -> bool:
+        """Let a chunk that was made overlap with the decode steps that follow, if it can; return whether it does."""
+        pace, command, overlap = self._pace, self._command, self.overlap
+        if overlap is None:
+            return False
+        is_prompt = payload["inputs"] is not None
+        was_busy = is_prompt and overlap.is_busy
+        does = pace is not None and command is not None and command.overlaps and overlap.admits(payload)
+        if pace is not None and does:
+            overlap.send(payload, pace.reserved_share)
+        tiers = tiers_of(self._maker.scheduler.cache_config) if does or was_busy else None
+        if tiers is not None:
+            tiers.steps.leave_out()
+        return does
+
     def sent(self, step: SentStep, *, is_continued: bool) -> SentStep:
         """Return a step with its reason and the decode steps that it owes; ``is_continued``: not the first chunk."""
         command = self._command
@@ -143,8 +163,12 @@ class Pacer:
         return step if noted is None else noted
 
     def made_nothing(self) -> None:
-        """The chosen step found no free block: no decode step is owed, or prompts would wait for ever."""
+        """The chosen step found no free block: no decode step is owed, or prompts would wait for ever; and none is
+        there between which an overlapping chunk is launched.
+        """
         self._debt = 0
+        if self.overlap is not None:
+            self.overlap.launch_rest()
 
     def report(self, *, swaps: int, in_charge_s: float) -> PaceReport:
         """Return the statistics; numbers may be a moment apart."""
@@ -183,6 +207,8 @@ class Pacer:
             chunk=chunk,
             usual_history_tokens=round(self._usual_history),
             debt=self._debt,
+            can_overlap=self.overlap is not None,
+            is_overlapping=self.overlap is not None and self.overlap.is_busy,
         )
         command = decide(view, self._pace, self._costs, self._bounds)
         if command.prompt_tokens is not None:
@@ -214,7 +240,7 @@ class Pacer:
         if not is_continued:
             self._usual_history += _FADING * (step.history_tokens / step.sequences - self._usual_history)
         debt = 0
-        if step.answering:
+        if step.answering and step.kind != "overlapped":
             expected_s = self._costs.prefill_s(step.tokens, step.pairs, step.history_tokens)
             debt = self._owed(expected_s, step.answering)
             self._debt = max(self._debt, debt)
@@ -224,14 +250,11 @@ class Pacer:
         assert self._pace is not None  # noqa: S101 - it is in charge
         return owed(self._pace, prefill_s, self._costs.decode_s(answers, self._decode[1]))
 
-    def _measured(self, sent: SentStep, step: Step) -> None:
-        self._guarded(self._learn, sent, step)
-
     def _learn(self, sent: SentStep, step: Step) -> None:
         if sent.kind == "decode":
             self._costs.saw_decode(sent.sequences, sent.history_tokens, step.device_s)
             self._decode_s = step.device_s
-        elif sent.kind != "other":
+        elif sent.kind in {"prefill", "chunk"}:
             self._costs.saw_prefill(sent.tokens, sent.pairs, sent.history_tokens, step.device_s)
             if self._pace is not None and self.in_charge:
                 if sent.owed:  # it took longer than was expected: it owes more
@@ -266,124 +289,15 @@ class Pacer:
             return None
 
 
+def give_pacer(scheduler: Any) -> None:
+    """Give LMDeploy's scheduler its pacer, LMDeploy's rule until the settings' pace is put in charge."""
+    setattr(scheduler, _PACER, Pacer())
+
+
 def pacer_of(scheduler: Any) -> Pacer | None:
     """Return the pacer of LMDeploy's scheduler, None where there is none."""
     pacer: Pacer | None = getattr(scheduler, _PACER, None)
     return pacer
 
 
-# What takes the place of LMDeploy's symbols (the tables are in hooks/).
-
-
-def scheduler_init(original: Callable[..., None]) -> Callable[..., None]:
-    """``Scheduler.__init__``: it gets its pacer, LMDeploy's rule until the settings' pace is put in charge."""
-
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807  # called by this name
-        original(self, *args, **kwargs)
-        setattr(self, _PACER, Pacer())
-
-    return __init__
-
-
-def maker_init_do_prefill(original: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
-    """``InputsMakerAsync._init_do_prefill``: who says whether prompts are next. Not where an engine computes prompts
-    alone, nor where several have to agree on each step.
-    """
-
-    def _init_do_prefill(self: Any, config: Any) -> None:
-        from lmdeploy.pytorch.disagg.config import EngineRole
-
-        original(self, config)
-        pacer, rule = pacer_of(self.scheduler), self.do_prefill
-        if pacer is None or config.role is EngineRole.Prefill or config.enable_chunked_prefill or config.dp > 1:
-            return
-        pacer.bind(self)
-        self.do_prefill = lambda: pacer.choose(rule)
-
-    return _init_do_prefill
-
-
-def maker_reset_runtime_state(original: Callable[[Any], None]) -> Callable[[Any], None]:
-    """``InputsMakerAsync.reset_runtime_state``: the engine goes to sleep; owed steps are cancelled."""
-
-    def reset_runtime_state(self: Any) -> None:
-        original(self)
-        pacer = pacer_of(self.scheduler)
-        if pacer is not None:
-            pacer.forget()
-            pacer.overtaking.forget()
-
-    return reset_runtime_state
-
-
-def maker_make_forward_inputs(original: Callable[..., Any]) -> Callable[..., Any]:
-    """``InputsMakerAsync._make_forward_inputs``: record a step, and its effect on the owed decode steps."""
-
-    def _make_forward_inputs(self: Any, prefill: bool, enable_empty: bool = False) -> Any:  # noqa: FBT001, FBT002
-        payload = original(self, prefill, enable_empty)
-        pacer, timeline = pacer_of(self.scheduler), timeline_of(self.scheduler)
-        step = None if payload is None else step_of(self, payload)
-        if step is None:
-            if pacer is not None:
-                pacer.made_nothing()
-            return payload
-        if pacer is not None:
-            inputs = payload["inputs"]
-            is_continued = inputs is not None and inputs.is_chunk and not inputs.is_first_chunk
-            step = pacer.sent(step, is_continued=is_continued)
-        if timeline is not None:
-            timeline.sent(step)
-        return payload
-
-    return _make_forward_inputs
-
-
-def task_should_defer_active_chunk(original: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    """``_ForwardInputsTask._should_defer_active_chunk``: a chunk, the last one too, lets the decode steps that are owed
-    pass.
-    """
-
-    def _should_defer_active_chunk(self: Any) -> bool:
-        pacer = pacer_of(self.scheduler)
-        defers = None if pacer is None or not self.maker.long_context_chunker.enabled() else pacer.defers_chunk()
-        return original(self) if defers is None else defers
-
-    return _should_defer_active_chunk
-
-
-def task_try_active_chunk(original: Callable[[Any], None]) -> Callable[[Any], None]:
-    """``_ForwardInputsTask._try_active_chunk``: a shorter prompt instead; or, without room, the one it overtook."""
-
-    def _try_active_chunk(self: Any) -> None:
-        pacer = pacer_of(self.scheduler)
-        if pacer is not None and pacer.overtakes(self):
-            return
-        original(self)
-        while pacer is not None and self.state.active_chunk_blocked_by_kv and pacer.overtaking.give_way(self):
-            original(self)
-
-    return _try_active_chunk
-
-
-def maker_has_pending_chunk(original: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    """``InputsMakerAsync.has_pending_long_context_chunk``: a prompt that was overtaken is work, too."""
-
-    def has_pending_long_context_chunk(self: Any) -> bool:
-        pacer = pacer_of(self.scheduler)
-        return original(self) or (pacer is not None and pacer.overtaking.has_parked)
-
-    return has_pending_long_context_chunk
-
-
-__all__ = [
-    "NO_SPACE",
-    "Pacer",
-    "maker_has_pending_chunk",
-    "maker_init_do_prefill",
-    "maker_make_forward_inputs",
-    "maker_reset_runtime_state",
-    "pacer_of",
-    "scheduler_init",
-    "task_should_defer_active_chunk",
-    "task_try_active_chunk",
-]
+__all__ = ["NO_SPACE", "Pacer", "give_pacer", "pacer_of"]

@@ -13,8 +13,8 @@ class Moments(Protocol):
 
     kind: StepClock
 
-    def now(self) -> Any:
-        """Return an event for the device's progress up to the work launched from here on."""
+    def now(self, stream: Any = None) -> Any:
+        """Return an event for the progress up to the work launched from here on, of another ``stream`` if given."""
         ...
 
     def is_past(self, moment: Any) -> bool:
@@ -36,7 +36,8 @@ class HostMoments:
     def __init__(self, kind: StepClock = "wall") -> None:
         self.kind: StepClock = kind
 
-    def now(self) -> float:
+    def now(self, stream: Any = None) -> float:
+        del stream
         return time.perf_counter()
 
     def is_past(self, moment: float) -> bool:
@@ -58,11 +59,11 @@ class CudaMoments:
         self._stream = stream
         self._spare: list[Any] = []
 
-    def now(self) -> Any:
+    def now(self, stream: Any = None) -> Any:
         import torch
 
         event = self._spare.pop() if self._spare else torch.cuda.Event(enable_timing=True)
-        event.record(self._stream)
+        event.record(self._stream if stream is None else stream)
         return event
 
     def is_past(self, moment: Any) -> bool:

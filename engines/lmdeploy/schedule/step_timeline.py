@@ -11,9 +11,10 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Final
 
 import msgspec
@@ -21,6 +22,7 @@ import msgspec
 from engines.lmdeploy.schedule.step_clock import Moments
 from engines.lmdeploy.schedule.step_metrics import StepCounts
 from kvcontrol.core.steps import (
+    IDLE_REASONS,
     KEPT_STEPS,
     IdleReason,
     Step,
@@ -35,6 +37,7 @@ from kvcontrol.core.steps import (
 _MOST_SENT: Final = 64
 """Two are on their way in a working engine; more are an engine that doesn't take them."""
 _SOON_S: Final = 0.02
+_NEVER_IDLE: Final[Mapping[IdleReason, float]] = MappingProxyType(dict.fromkeys(IDLE_REASONS, 0.0))
 _log = logging.getLogger(__name__)
 
 
@@ -59,11 +62,13 @@ class SentStep:
     @property
     def stalled(self) -> int:
         """Running answers that get no token from it."""
+        if self.kind == "overlapped":
+            return 0
         return max(0, self.answering - self.sequences) if self.kind == "decode" else self.answering
 
 
 @dataclass(slots=True, kw_only=True)
-class _Open:
+class OpenStep:
     """A step between its two moments, or behind them and not past yet."""
 
     sent: SentStep
@@ -90,8 +95,10 @@ class StepTimeline:
         self._moments = moments
         self._clock = clock
         self._sent: deque[SentStep] = deque()
-        self._open: _Open | None = None
-        self._unsettled: deque[_Open] = deque()
+        self._open: OpenStep | None = None
+        self._unsettled: deque[OpenStep] = deque()
+        self._overlapped: deque[OpenStep] = deque()
+        self._over: deque[OpenStep] = deque()
         self._last_end: Any = None
         self._waited_s: dict[IdleReason, float] = {"no_work": 0.0, "kv": 0.0, "host": 0.0}
         self._is_kv_gap = self._is_no_work_gap = self._is_after_loss = False
@@ -132,13 +139,10 @@ class StepTimeline:
         finally:
             self._waited_s[reason] += max(0.0, self._clock() - since_s)
 
-    def polled(self) -> None:
-        """Record a look at loaded KV without a step to compute."""
-        self._is_kv_gap = True
-
-    def slept(self) -> None:
-        """The engine was asleep until now."""
-        self._is_no_work_gap = True
+    def idle_for(self, reason: IdleReason) -> None:
+        """The idle time before the next step is all for this reason: it slept (no work), or polled for loads (KV)."""
+        self._is_no_work_gap |= reason == "no_work"
+        self._is_kv_gap |= reason == "kv"
 
     # The model's side.
 
@@ -150,7 +154,7 @@ class StepTimeline:
             self._lose(1)
             self._open = None
             return
-        self._open = _Open(
+        self._open = OpenStep(
             sent=sent,
             began_s=time.time(),
             launched_s=self._clock(),
@@ -169,6 +173,21 @@ class StepTimeline:
         if step is not None and step.begin is None:
             step.launched_s = self._clock()
             step.begin = self._moments.now()
+
+    def begin_overlapped(self, stream: Any) -> OpenStep | None:
+        """Begin the step that was taken on a ``stream`` of its own; ``end_overlapped`` takes what this returns."""
+        step, self._open = self._open, None
+        if step is not None:
+            step.begin = self._moments.now(stream)
+            self._overlapped.append(step)
+        return step
+
+    def end_overlapped(self, step: OpenStep | None, stream: Any) -> None:
+        """All of an overlapping step has been launched."""
+        if step is not None:
+            step.launch_s = max(0.0, self._clock() - step.launched_s)
+            step.end = self._moments.now(stream)
+            self.settle()
 
     def end(self) -> None:
         """All of the step has been launched."""
@@ -202,13 +221,18 @@ class StepTimeline:
 
     def settle(self) -> None:
         """Take in the steps that the device has ended."""
+        while self._overlapped and _is_over(self._moments, self._overlapped[0]):
+            chunk = self._overlapped.popleft()
+            self._over.append(chunk)
+            device_s = self._moments.between_s(chunk.begin, chunk.end)
+            self._note(chunk, device_s=device_s, idle_s=_NEVER_IDLE, overlapped_s=0.0)
         while self._unsettled and self._moments.is_past(self._unsettled[0].end):
             self._settle(self._unsettled.popleft())
 
     def settle_soon(self) -> None:
         """Take in the last steps in a moment, though no other follows; on an event loop."""
         self.settle()
-        if self._unsettled:
+        if self._unsettled or any(chunk.end is not None for chunk in self._overlapped):
             asyncio.get_running_loop().call_later(_SOON_S, self.settle_soon)
 
     # Any thread.
@@ -230,18 +254,37 @@ class StepTimeline:
         totals, histograms = msgspec.msgpack.decode(body, type=tuple[StepTotals, StepHistograms])
         return StepCounts(totals=totals, histograms=histograms, lost=lost)
 
-    def _settle(self, step: _Open) -> None:
-        moments, sent = self._moments, step.sent
-        device_s = moments.between_s(step.begin, step.end)
+    def _settle(self, step: OpenStep) -> None:
+        moments = self._moments
         is_first = self._last_end is None or step.is_after_loss
-        idle_s = 0.0 if is_first else moments.between_s(self._last_end, step.begin)
+        gap_s = 0.0 if is_first else moments.between_s(self._last_end, step.begin)
+        overlapped_s = min(
+            gap_s,
+            sum(_covered_s(moments, chunk, self._last_end, step.begin) for chunk in (*self._over, *self._overlapped)),
+        )
+        while self._over and moments.between_s(self._over[0].end, step.end) > 0:
+            chunk = self._over.popleft()
+            moments.free(chunk.begin)
+            moments.free(chunk.end)
+        idle_s = gap_s - overlapped_s
+        no_work_s = idle_s if step.is_no_work_gap else min(idle_s, step.no_work_s)
+        left_s = idle_s - no_work_s
+        kv_s = left_s if step.is_kv_gap else min(left_s, step.kv_s)
+        self._note(
+            step,
+            device_s=moments.between_s(step.begin, step.end),
+            idle_s={"no_work": no_work_s, "kv": kv_s, "host": left_s - kv_s},
+            overlapped_s=overlapped_s,
+        )
         if self._last_end is not None:
             moments.free(self._last_end)
         moments.free(step.begin)
         self._last_end = step.end
-        no_work_s = idle_s if step.is_no_work_gap else min(idle_s, step.no_work_s)
-        left_s = idle_s - no_work_s
-        kv_s = left_s if step.is_kv_gap else min(left_s, step.kv_s)
+
+    def _note(
+        self, step: OpenStep, *, device_s: float, idle_s: Mapping[IdleReason, float], overlapped_s: float
+    ) -> None:
+        sent = step.sent
         self._number += 1
         done = Step(
             number=self._number,
@@ -253,11 +296,12 @@ class StepTimeline:
             history_tokens=sent.history_tokens,
             device_s=device_s,
             launch_s=step.launch_s,
-            no_work_s=no_work_s,
-            kv_s=kv_s,
-            host_s=left_s - kv_s,
+            no_work_s=idle_s["no_work"],
+            kv_s=idle_s["kv"],
+            host_s=idle_s["host"],
             stalled=sent.stalled,
             waiting=sent.waiting,
+            overlapped_s=overlapped_s,
         )
         with self._lock:
             self._kept.append(done)
@@ -274,4 +318,17 @@ class StepTimeline:
             _log.debug("%d steps of the engine were not measured", count)
 
 
-__all__ = ["Measured", "SentStep", "StepTimeline"]
+def _covered_s(moments: Moments, chunk: OpenStep, since: Any, until: Any) -> float:
+    """Return the seconds of an overlapping chunk between two moments."""
+    if since is None or not moments.is_past(chunk.begin):
+        return 0.0
+    begin = chunk.begin if moments.between_s(since, chunk.begin) > 0 else since
+    ended_before = _is_over(moments, chunk) and moments.between_s(chunk.end, until) > 0
+    return moments.between_s(begin, chunk.end if ended_before else until)
+
+
+def _is_over(moments: Moments, step: OpenStep) -> bool:
+    return step.end is not None and moments.is_past(step.end)
+
+
+__all__ = ["Measured", "OpenStep", "SentStep", "StepTimeline"]

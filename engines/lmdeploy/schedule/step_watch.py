@@ -107,7 +107,7 @@ def agent_step(original: Callable[..., Awaitable[None]]) -> Callable[..., Awaita
             await original(self, inputs, delta, *args, **kwargs)
             return
         if inputs is None and delta is None:
-            timeline.polled()
+            timeline.idle_for("kv")
             await original(self, inputs, delta, *args, **kwargs)
             return
         timeline.take(is_decode=inputs is None)
@@ -182,7 +182,7 @@ def loop_resume_from_sleep(original: Callable[[Any], None]) -> Callable[[Any], N
     def resume_from_sleep(self: Any) -> None:
         timeline = timeline_of(self.scheduler)
         if timeline is not None:
-            timeline.slept()
+            timeline.idle_for("no_work")
         original(self)
 
     return resume_from_sleep

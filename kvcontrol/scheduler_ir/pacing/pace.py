@@ -15,6 +15,10 @@ owed, and chunks are as long as the engine allows.
 
 Without a target one decode step follows each prefill step, and chunks are the engine's own.
 
+Where the engine can compute a chunk on a second stream of its device, decode steps go on beside it: such a chunk
+*overlaps*. It owes nothing, and may have up to ``overlapped_tokens``. Its prompt's last chunk, which gives a token, and
+prompts that fit into one chunk can't overlap.
+
 All of it is a function of a snapshot; the debt itself is kept by the caller.
 """
 
@@ -28,6 +32,8 @@ from kvcontrol.scheduler_ir.pacing.cost import MOST_GROWTH, StepCosts
 MOST_OWED: Final = 16
 """Decode steps between two prefill steps, at most: as many as LMDeploy's own rule lets pass."""
 _ROUNDING: Final = 1e-9
+LAST_TOKENS: Final = 256
+"""Tokens of a prompt's last chunk where those before it overlap: few, since answers wait for it."""
 _LEAST_USEFUL: Final = 0.5
 """The share of a chunk's time that must depend on its tokens."""
 
@@ -37,6 +43,7 @@ class Reason(StrEnum):
 
     NOBODY_ANSWERS = "nobody_answers"
     OWED = "owed"
+    OVERLAP = "overlap"
     CHUNK = "chunk"
     PROMPT = "prompt"
     NO_PROMPT = "no_prompt"
@@ -46,12 +53,15 @@ class Reason(StrEnum):
 class Pace:
     """What is asked for: an ITL of ``target_s`` at most (0: no target), prompts having ``prefill_share`` of the time at
     least while answers run. Before the rest of a long prompt as many tokens of shorter ones are computed as
-    ``overtaken_share`` of its own, at most.
+    ``overtaken_share`` of its own, at most. A chunk that overlaps with decode steps has at most ``overlapped_tokens``
+    (0: none overlaps), and its attention leaves ``reserved_share`` of the device's multiprocessors to them.
     """
 
     target_s: float = 0.0
     prefill_share: float = 0.25
     overtaken_share: float = 0.0
+    overlapped_tokens: int = 0
+    reserved_share: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +76,8 @@ class ActiveChunk:
 class StepView:
     """An engine before a step. ``answering`` answers run (only those that want another token), with so much history in
     all. ``is_prompt_due`` is the engine's own rule about those that wait. ``usual_history_tokens`` is what prompts find
-    cached, as far as is known before they are matched.
+    cached, as far as is known before they are matched. ``can_overlap`` says whether the engine has a second stream,
+    ``is_overlapping`` whether a chunk is being computed there.
     """
 
     answering: int
@@ -75,6 +86,8 @@ class StepView:
     chunk: ActiveChunk | None = None
     usual_history_tokens: int = 0
     debt: int = 0
+    can_overlap: bool = False
+    is_overlapping: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,13 +101,15 @@ class ChunkBounds:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCommand:
     """What the next step is: prompts (``is_prefill``) or tokens. New prompts compute ``prompt_tokens`` at most, the
-    active chunk ``chunk_tokens``; None leaves these as they are.
+    active chunk ``chunk_tokens``; None leaves these as they are. A chunk that isn't its prompt's last overlaps with
+    decode steps where ``overlaps``.
     """
 
     is_prefill: bool
     reason: Reason
     prompt_tokens: int | None = None
     chunk_tokens: int | None = None
+    overlaps: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,15 +132,29 @@ def decide(view: StepView, pace: Pace, costs: StepCosts, bounds: ChunkBounds) ->
         return StepCommand(is_prefill=wants_prompt, reason=reason, prompt_tokens=most, chunk_tokens=most)
     if view.debt > 0:
         return StepCommand(is_prefill=False, reason=Reason.OWED)
+    if view.is_overlapping:
+        return StepCommand(is_prefill=False, reason=Reason.OVERLAP)
     if not wants_prompt:
         return StepCommand(is_prefill=False, reason=Reason.NO_PROMPT)
     decode_s = costs.decode_s(view.answering, view.answering_history_tokens)
     prompt_tokens = limits(pace, costs, bounds, decode_s, view.usual_history_tokens).tokens
+    overlaps = view.can_overlap and pace.overlapped_tokens > 0
     if view.chunk is None:
-        return StepCommand(is_prefill=True, reason=Reason.PROMPT, prompt_tokens=prompt_tokens)
+        return StepCommand(is_prefill=True, reason=Reason.PROMPT, prompt_tokens=prompt_tokens, overlaps=overlaps)
     found = limits(pace, costs, bounds, decode_s, view.chunk.history_tokens)
-    chunk_tokens = found.tokens if found.budget_s is None else _even(view.chunk.left_tokens, found.tokens, bounds)
-    return StepCommand(is_prefill=True, reason=Reason.CHUNK, prompt_tokens=prompt_tokens, chunk_tokens=chunk_tokens)
+    left_tokens = view.chunk.left_tokens
+    if overlaps and left_tokens > found.tokens:
+        last_tokens = min(found.tokens, LAST_TOKENS)
+        chunk_tokens = _whole_blocks(min(pace.overlapped_tokens, left_tokens - last_tokens), bounds)
+    else:
+        chunk_tokens = found.tokens if found.budget_s is None else _even(left_tokens, found.tokens, bounds)
+    return StepCommand(
+        is_prefill=True,
+        reason=Reason.CHUNK,
+        prompt_tokens=prompt_tokens,
+        chunk_tokens=chunk_tokens,
+        overlaps=overlaps,
+    )
 
 
 def owed(pace: Pace, prefill_s: float | None, decode_s: float | None) -> int:
@@ -197,6 +226,7 @@ def _whole_blocks(tokens: int, bounds: ChunkBounds) -> int:
 
 
 __all__ = [
+    "LAST_TOKENS",
     "MOST_OWED",
     "ActiveChunk",
     "ChunkBounds",

@@ -60,6 +60,19 @@ _KINDS = (
                 default=0.25, least=0.05, most=0.9, meaning="share of the time that prompts have at least"
             ),
             **_OVERTAKEN,
+            "overlapped_tokens": Parameter(
+                default=2048,
+                least=0,
+                most=65_536,
+                meaning="tokens at most of a chunk that is computed on a second stream of the GPU beside decode steps; "
+                "0: no chunk is",
+            ),
+            "reserved_share": Parameter(
+                default=0.18,
+                least=0,
+                most=0.9,
+                meaning="share of the multiprocessors that attention of such a chunk leaves to decode steps",
+            ),
         },
     ),
 )
@@ -82,6 +95,8 @@ def make_pace(name: str, parameters: Mapping[str, float] = MappingProxyType({}))
         target_s=values["itl_target_ms"] / 1e3,
         prefill_share=values["prefill_share"],
         overtaken_share=values["overtaken_share"],
+        overlapped_tokens=int(values["overlapped_tokens"]),
+        reserved_share=values["reserved_share"],
     )
 
 

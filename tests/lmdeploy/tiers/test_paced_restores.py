@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from engines.lmdeploy.schedule.overlap import provide
 from engines.lmdeploy.schedule.pacing import Pacer, pacer_of
 from engines.lmdeploy.schedule.step_watch import timeline_of
 from kvcontrol.core.steps import StepsQuery
@@ -14,6 +15,8 @@ from tests.support.tiered_engine import NEW_TOKENS, PROMPTS, TieredEngine
 pytestmark = pytest.mark.engine
 
 PACES = {"lmdeploy": {}, "alternate": {}, "itl_target": {"itl_target_ms": 1.0, "prefill_share": 0.5}}
+OVERLAPS = "itl_target with chunks that overlap"
+"""On the second stream that only GPUs get by themselves."""
 
 
 def pacer(tiered: TieredEngine) -> Pacer:
@@ -22,11 +25,14 @@ def pacer(tiered: TieredEngine) -> Pacer:
     return found
 
 
-@pytest.mark.parametrize("name", PACES)
+@pytest.mark.parametrize("name", [*PACES, OVERLAPS])
 def test_restores_beside_a_running_answer_give_the_same_tokens(
     tiered: TieredEngine, expected: list[list[int]], name: str
 ) -> None:
+    name, overlaps = name.split(maxsplit=1)[0], name == OVERLAPS
     pacer(tiered).swap(make_pace(name, PACES[name]))
+    if overlaps:
+        pacer(tiered).overlap = provide(pacer(tiered)._maker)
     try:
         for _ in range(2):  # computed, then loaded: the pool holds one prompt of six
 
@@ -44,5 +50,8 @@ def test_restores_beside_a_running_answer_give_the_same_tokens(
         assert timeline is not None
         reasons = {step.reason for step in timeline.report(StepsQuery(last=200)).steps}
         assert ("lmdeploy" in reasons) == (name == "lmdeploy")
+        if (overlap := pacer(tiered).overlap) is not None:
+            assert overlap.count
     finally:
+        pacer(tiered).overlap = None
         pacer(tiered).swap(make_pace("alternate"))

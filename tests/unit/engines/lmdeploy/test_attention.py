@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from engines.lmdeploy.attention import flash3, paged, piecewise
+from engines.lmdeploy.attention.overlapped import overlapped
 from engines.lmdeploy.attention.paged import PagedAttention
 
 HEADS, KV_HEADS, DIM, PAGE = 8, 2, 64, 64
@@ -92,7 +93,11 @@ def test_the_history_of_short_prompts_alone_is_split(tokens: int, splits: int) -
     layer = Flash()
     flash3.split_short_prompts(layer)
     layer.flash_attn_varlen_func_v3(q=1, max_seqlen_q=tokens, max_seqlen_k=9)
-    assert layer.asked == [{"q": 1, "max_seqlen_q": tokens, "max_seqlen_k": 9, "num_splits": splits}]
+    asked = {"q": 1, "max_seqlen_q": tokens, "max_seqlen_k": 9, "num_splits": splits}
+    assert layer.asked == [asked | {"sm_margin": 0}]
+    with overlapped(lambda: None, 24):
+        layer.flash_attn_varlen_func_v3(q=1, max_seqlen_q=tokens, max_seqlen_k=9)
+    assert layer.asked[1] == asked | {"sm_margin": 24}
 
 
 @pytest.mark.parametrize(

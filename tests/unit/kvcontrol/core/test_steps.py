@@ -32,6 +32,7 @@ def test_shares_of_the_time_sum_up_to_one() -> None:
     assert summary.shares == {
         "prefill": 0.4,
         "chunk": 0.0,
+        "overlapped": 0.0,
         "decode": 0.4,
         "other": 0.0,
         "idle_no_work": 0.05,

@@ -10,6 +10,9 @@ from engines.lmdeploy.schedule.pacing import Pacer
 from engines.lmdeploy.settings import EngineSettings
 from kvcontrol.kv_policy.spec import parse_spec
 
+OTHERS = {"prefill_share": 0.25, "overtaken_share": 1, "overlapped_tokens": 2048, "reserved_share": 0.18}
+"""What ``itl_target`` is made with unless it is said otherwise."""
+
 
 @pytest.fixture(autouse=True)
 def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,7 +71,7 @@ def test_the_same_pace_again_changes_nothing_and_another_is_counted() -> None:
     assert found is not None
     assert found.pace is not None
     assert (found.pace.swaps, found.pace.target_s, found.params) == (0, 0.04, {"itl_target_ms": 40.0})
-    assert found.effective_params == {"itl_target_ms": 40.0, "prefill_share": 0.25, "overtaken_share": 1}
+    assert found.effective_params == {"itl_target_ms": 40.0} | OTHERS
     operations.swap(parse_spec("alternate"), counts=True)
     found = operations.in_charge()
     assert found is not None

@@ -16,6 +16,7 @@ from engines.lmdeploy.schedule.step_clock import HostMoments
 from engines.lmdeploy.schedule.step_metrics import step_series
 from engines.lmdeploy.schedule.step_operations import StepOperations
 from engines.lmdeploy.schedule.step_timeline import SentStep, StepTimeline
+from kvcontrol.core.steps import STEP_KINDS
 
 ANY = "tcp://127.0.0.1:*"
 
@@ -67,7 +68,7 @@ def client(scheduler: SimpleNamespace, tmp_path: Path) -> Iterator[TestClient]:
 def test_an_engine_that_has_computed_nothing_has_no_steps(client: TestClient) -> None:
     body = client.get("/kv/v1/steps").json()
     assert (body["steps"], body["summary"]["steps"], body["lost"]) == ([], 0, 0)
-    assert body["totals"]["steps"] == {"prefill": 0, "chunk": 0, "decode": 0, "other": 0}
+    assert body["totals"]["steps"] == dict.fromkeys(STEP_KINDS, 0)
 
 
 def test_a_client_gets_the_steps_that_it_asks_for(client: TestClient, scheduler: SimpleNamespace) -> None:

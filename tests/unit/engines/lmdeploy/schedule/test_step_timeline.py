@@ -2,8 +2,8 @@
 
 import pytest
 
-from engines.lmdeploy.schedule.step_timeline import SentStep, StepTimeline
-from kvcontrol.core.steps import KEPT_STEPS, STEP_SECONDS, Step, StepClock, StepsQuery
+from engines.lmdeploy.schedule.step_timeline import OpenStep, SentStep, StepTimeline
+from kvcontrol.core.steps import KEPT_STEPS, STEP_SECONDS, Step, StepClock, StepsQuery, pauses
 
 
 class Device:
@@ -18,7 +18,8 @@ class Device:
     def clock(self) -> float:
         return self.now_s
 
-    def now(self) -> float:
+    def now(self, stream: object = None) -> float:
+        del stream
         return self.now_s
 
     def is_past(self, moment: float) -> bool:
@@ -94,7 +95,7 @@ def test_idle_time_in_which_the_engine_waits_has_its_reason(
 
 def test_idle_time_in_which_loads_are_polled_is_a_wait_for_kv(timeline: StepTimeline, device: Device) -> None:
     run(timeline, device, sent())
-    timeline.polled()
+    timeline.idle_for("kv")
     run(timeline, device, sent(), host_s=0.5)
     run(timeline, device, sent(), host_s=0.5)
     assert [(step.kv_s, step.host_s) for step in steps(timeline)[1:]] == [(0.5, 0.0), (0.0, 0.5)]
@@ -102,7 +103,7 @@ def test_idle_time_in_which_loads_are_polled_is_a_wait_for_kv(timeline: StepTime
 
 def test_the_time_that_an_engine_slept_is_no_work(timeline: StepTimeline, device: Device) -> None:
     run(timeline, device, sent())
-    timeline.slept()
+    timeline.idle_for("no_work")
     run(timeline, device, sent(), host_s=60.0)
     assert steps(timeline)[-1].no_work_s == 60.0
 
@@ -200,3 +201,48 @@ def test_whoever_watches_gets_each_step_as_it_was_sent_and_measured(timeline: St
     run(timeline, device, step := sent())
     [(sent_step, done)] = seen
     assert (sent_step, done.device_s) == (step, 1.0)
+
+
+def begin_chunk(timeline: StepTimeline, tokens: int = 50) -> OpenStep | None:
+    timeline.sent(sent("overlapped", sequences=1, tokens=tokens))
+    timeline.take(is_decode=False)
+    return timeline.begin_overlapped("second stream")
+
+
+def test_the_device_is_not_idle_between_steps_while_a_chunk_overlaps(timeline: StepTimeline, device: Device) -> None:
+    run(timeline, device, sent())
+    device.now_s += 0.5  # the host chooses the chunk
+    chunk = begin_chunk(timeline)
+    device.now_s += 0.25
+    run(timeline, device, sent(), device_s=2.0)
+    device.now_s += 1.0  # the chunk alone
+    timeline.end_overlapped(chunk, "second stream")
+    device.now_s += 0.125  # nothing
+    run(timeline, device, sent(), device_s=1.0)
+    found = {step.kind: step for step in steps(timeline)}
+    assert (found["overlapped"].device_s, found["overlapped"].idle_s, found["overlapped"].stalled) == (3.25, 0.0, 0)
+    decodes = [step for step in steps(timeline) if step.kind == "decode"]
+    assert [(step.host_s, step.overlapped_s) for step in decodes] == [(0.0, 0.0), (0.5, 0.25), (0.125, 1.0)]
+    totals = timeline.report(StepsQuery()).totals
+    assert totals.device_s["overlapped"] == 1.25
+    assert totals.device_s["decode"] == 4.0
+    assert sum(totals.device_s.values()) + sum(totals.idle_s.values()) == 5.875  # all of the time
+    assert sum(totals.shares().values()) == pytest.approx(1.0)
+
+
+def test_a_pause_of_answers_is_not_longer_for_a_chunk_beside_them(timeline: StepTimeline, device: Device) -> None:
+    run(timeline, device, sent())
+    chunk = begin_chunk(timeline)
+    run(timeline, device, sent(), device_s=1.5)
+    timeline.end_overlapped(chunk, "second stream")
+    run(timeline, device, sent(), device_s=1.0)
+    assert pauses(steps(timeline)) == [1.5, 1.0]
+
+
+def test_overlapping_chunks_give_back_their_moments(timeline: StepTimeline, device: Device) -> None:
+    for _ in range(5):
+        chunk = begin_chunk(timeline)
+        run(timeline, device, sent())
+        timeline.end_overlapped(chunk, "second stream")
+    run(timeline, device, sent())
+    assert len(device.freed) == 2 * 5 + 2 * 6 - 1  # all but the end of the last step

@@ -1,5 +1,6 @@
 """What a step is, of a snapshot: prompts or tokens, and how many prompt tokens."""
 
+from dataclasses import replace
 from math import ceil
 
 import pytest
@@ -131,7 +132,7 @@ def test_a_pace_that_cannot_be_is_refused_with_what_is_allowed(name: str, values
 def test_lmdeploys_own_rule_is_no_pace_of_ours() -> None:
     assert make_pace("lmdeploy") is None
     assert make_pace("itl_target", {"itl_target_ms": 40}) == Pace(
-        target_s=0.04, prefill_share=0.25, overtaken_share=1.0
+        target_s=0.04, prefill_share=0.25, overtaken_share=1.0, overlapped_tokens=2048, reserved_share=0.18
     )
     assert make_pace("alternate") == Pace(overtaken_share=1.0)
 
@@ -229,3 +230,66 @@ def test_prompts_have_their_share_of_the_time_whatever_the_target(
     steps = owed(Pace(target_s=target_s, prefill_share=share), prefill_s, decode_s)
     least = max(1, ceil(prefill_s * (1 - share) / share / decode_s - 1e-9))
     assert 1 <= steps <= min(MOST_OWED, least)
+
+
+OVERLAPPING = Pace(target_s=0.060, prefill_share=0.25, overlapped_tokens=2048)
+
+
+def test_no_prompt_is_computed_while_a_chunk_overlaps_with_decode_steps() -> None:
+    chunk = ActiveChunk(left_tokens=10_000, history_tokens=0)
+    for due in ({"chunk": chunk}, {"is_prompt_due": True}):
+        command = decide(view(can_overlap=True, is_overlapping=True, **due), OVERLAPPING, costs(), BOUNDS)
+        assert (command.is_prefill, command.reason) == (False, Reason.OVERLAP)
+
+
+def test_a_chunk_that_overlaps_may_be_longer_than_the_target_and_leaves_a_short_last_one() -> None:
+    def chunk_tokens(left: int) -> int | None:
+        chunk = ActiveChunk(left_tokens=left, history_tokens=0)
+        command = decide(view(can_overlap=True, chunk=chunk), OVERLAPPING, costs(), BOUNDS)
+        assert (command.is_prefill, command.overlaps) == (True, True)
+        return command.chunk_tokens
+
+    assert chunk_tokens(50_000) == 2048
+    assert chunk_tokens(2_200) == 1_936  # 256 are left, and whole blocks
+    assert chunk_tokens(1_792) == 1_792  # it takes no longer than the target allows: the last chunk
+
+
+@pytest.mark.parametrize(
+    ("pace", "found"),
+    [(OVERLAPPING, view()), (TARGET, view(can_overlap=True))],
+    ids=["no second stream", "switched off"],
+)
+def test_chunks_are_those_of_the_target_where_none_overlaps(pace: Pace, found: StepView) -> None:
+    chunk = ActiveChunk(left_tokens=50_000, history_tokens=0)
+    command = decide(replace(found, chunk=chunk), pace, costs(), BOUNDS)
+    assert (command.overlaps, command.chunk_tokens) == (False, 1792)
+
+
+def test_a_prompt_that_nobody_waits_for_does_not_wait_for_a_chunk_that_overlapped() -> None:
+    chunk = ActiveChunk(left_tokens=50_000, history_tokens=0)
+    command = decide(
+        view(answering=0, can_overlap=True, is_overlapping=True, chunk=chunk), OVERLAPPING, costs(), BOUNDS
+    )
+    assert (command.is_prefill, command.overlaps, command.chunk_tokens) == (True, False, 8192)
+
+
+@given(
+    left=st.integers(1, 200_000),
+    history=st.integers(0, 100_000),
+    most=st.integers(16, 65_536),
+    per_token_s=st.floats(1e-6, 1e-3),
+)
+@settings(max_examples=examples(200))
+def test_any_prompt_is_computed_to_its_end_in_chunks_that_overlap(
+    left: int, history: int, most: int, per_token_s: float
+) -> None:
+    pace, known = Pace(target_s=0.060, overlapped_tokens=most), costs(per_token_s=per_token_s)
+    for _ in range(100_000):
+        chunk = ActiveChunk(left_tokens=left, history_tokens=history)
+        command = decide(view(can_overlap=True, chunk=chunk), pace, known, BOUNDS)
+        assert command.chunk_tokens is not None
+        assert command.chunk_tokens > 0
+        if command.chunk_tokens >= left:
+            return
+        left, history = left - command.chunk_tokens, history + command.chunk_tokens
+    raise AssertionError("never computed to its end")

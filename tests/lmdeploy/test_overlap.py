@@ -1,0 +1,261 @@
+"""Chunks beside decode steps in a running engine: the same tokens, whoever leaves, and the order on the device."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engines.lmdeploy.cpu.device import CpuEvent, CpuStream
+from engines.lmdeploy.schedule.overlap import Overlap, provide
+from engines.lmdeploy.schedule.pacing import Pacer, pacer_of
+from engines.lmdeploy.schedule.step_watch import timeline_of
+from kvcontrol.core.steps import Step, StepsQuery
+from kvcontrol.scheduler_ir.pacing import make_pace
+from tests.support.engine import ANSWER_WITHIN_S, LocalEngine, Sampling
+from tests.support.models import greedy_reference, random_prompt
+
+pytestmark = pytest.mark.engine
+
+Start = Callable[..., LocalEngine]
+NEW_TOKENS = 24
+
+
+class HeldEvent(CpuEvent):
+    """An event of a device that is slow: it has happened once ``released`` is set."""
+
+    released = True
+
+    def query(self) -> bool:
+        return type(self).released
+
+
+class NotedStream(CpuStream):
+    """A stream that remembers for which events it was told to wait."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.awaited: list[Any] = []
+
+    def wait_event(self, event: Any) -> None:
+        self.awaited.append(event)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _hooks(_cpu_engine: None) -> Iterator[None]:
+    from engines.lmdeploy.hooks import schedule_hooks, step_hooks
+    from engines.lmdeploy.patching import install
+
+    undo = install([*schedule_hooks(), *step_hooks()])
+    yield
+    undo()
+
+
+@pytest.fixture
+def engine(tiny_llama: Path) -> Iterator[Start]:
+    """Start engines whose chunks overlap, on a CPU: its second stream computes at once, and its events can be held."""
+    started: list[LocalEngine] = []
+    HeldEvent.released = True
+
+    def start(**config: object) -> LocalEngine:
+        local = LocalEngine.start(tiny_llama, **{"max_prefill_token_num": 64, **config})
+        started.append(local)
+        pacer(local).swap(make_pace("itl_target", {"itl_target_ms": 1.0, "prefill_share": 0.05}))
+        return local
+
+    yield start
+    HeldEvent.released = True
+    for each in started:
+        with each:
+            pass
+        found = pacer(each)
+        assert (found.errors, found.failed) == (0, False)
+
+
+def pacer(local: LocalEngine) -> Pacer:
+    found = pacer_of(local.engine.scheduler)
+    assert found is not None
+    return found
+
+
+def overlapping(local: LocalEngine) -> Overlap:
+    """Give an engine whose loop runs its second stream, which only GPUs get by themselves."""
+    overlap = provide(local.engine.inputs_maker if hasattr(local.engine, "inputs_maker") else pacer(local)._maker)
+    overlap.make_event = HeldEvent
+    pacer(local).overlap = overlap
+    return overlap
+
+
+def steps(local: LocalEngine, after: int = 0) -> list[Step]:
+    timeline = timeline_of(local.engine.scheduler)
+    return [] if timeline is None else timeline.report(StepsQuery(last=8192, after=after)).steps
+
+
+def run(local: LocalEngine, story: Coroutine[Any, Any, Any]) -> Any:
+    async def bounded() -> Any:
+        local.engine.start_loop()
+        async with asyncio.timeout(ANSWER_WITHIN_S):
+            return await story
+
+    return local.runner.run(bounded())
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.001)
+
+
+async def answering(local: LocalEngine, new_tokens: int = 1000) -> "asyncio.Future[Sequence[int]]":
+    """Return an answer that is under way."""
+    answer = asyncio.ensure_future(local._one(random_prompt(9, 77), Sampling(new_tokens=new_tokens)))
+    await until(lambda: any(step.kind == "decode" for step in steps(local)))
+    return answer
+
+
+CACHING = [{"enable_prefix_caching": True}, {"enable_prefix_caching": False}]
+
+
+@pytest.mark.parametrize("config", CACHING)
+def test_answers_are_transformers_tokens_while_chunks_overlap(
+    engine: Start, tiny_llama: Path, config: dict[str, bool]
+) -> None:
+    local = engine(**config)
+    prompts = [random_prompt(length, seed) for seed, length in enumerate((150, 200, 333, 65, 130))]
+    prompts += [prompts[2] + random_prompt(120, 9)]
+
+    async def story() -> list[Sequence[int]]:
+        answer = await answering(local)
+        overlap = overlapping(local)
+        found = await asyncio.gather(*(local._one(prompt, Sampling(new_tokens=NEW_TOKENS)) for prompt in prompts))
+        assert not answer.done()
+        assert overlap.count >= len(prompts)
+        return [*found, await answer]
+
+    *found, answer = run(local, story())
+    assert found == greedy_reference(tiny_llama, prompts, NEW_TOKENS)
+    assert [answer] == greedy_reference(tiny_llama, [random_prompt(9, 77)], 1000)
+    chunks = [step for step in steps(local) if step.kind == "overlapped"]
+    assert {(step.stalled, step.reason) for step in chunks} <= {(0, "prompt"), (0, "chunk")}
+
+
+async def chunk_under_way(local: LocalEngine, overlap: Overlap, prompt: Sequence[int]) -> "asyncio.Future[Any]":
+    """Ask for a prompt and return once a chunk of it is on the slow device."""
+    HeldEvent.released = False
+    asked = asyncio.ensure_future(local._one(prompt, Sampling(new_tokens=NEW_TOKENS)))
+    await until(lambda: overlap.count > 0)
+    return asked
+
+
+def test_answers_go_on_and_no_other_prompt_begins_while_a_chunk_is_under_way(engine: Start, tiny_llama: Path) -> None:
+    local = engine()
+    prompts = [random_prompt(300, 1), random_prompt(40, 2)]
+
+    async def story() -> list[Sequence[int]]:
+        answer = await answering(local)
+        overlap = overlapping(local)
+        long = await chunk_under_way(local, overlap, prompts[0])
+        before = len(steps(local))
+        short = asyncio.ensure_future(local._one(prompts[1], Sampling(new_tokens=NEW_TOKENS)))
+        await until(lambda: len(steps(local)) >= before + 30)
+        assert overlap.is_busy
+        assert {(step.kind, step.reason) for step in steps(local)[before + 2 :]} == {("decode", "overlap")}
+        HeldEvent.released = True
+        found = [await long, await short]
+        await answer
+        return found
+
+    assert run(local, story()) == greedy_reference(tiny_llama, prompts, NEW_TOKENS)
+
+
+def test_a_prompt_goes_on_at_once_where_nobody_answers_any_more_and_waits_on_the_device(
+    engine: Start, tiny_llama: Path
+) -> None:
+    local = engine()
+    prompt = random_prompt(300, 1)
+
+    async def story() -> tuple[Sequence[int], list[Any]]:
+        answer = await answering(local, new_tokens=40)
+        overlap = overlapping(local)
+        overlap._agent.stream = stream = NotedStream()
+        long = await chunk_under_way(local, overlap, prompt)
+        end = overlap._end
+        await answer
+        found = await long  # the device never says that the chunk is over
+        assert end in stream.awaited
+        return found, stream.awaited
+
+    found, _ = run(local, story())
+    assert [found] == greedy_reference(tiny_llama, [prompt], NEW_TOKENS)
+
+
+@pytest.mark.parametrize("config", CACHING)
+def test_what_follows_waits_for_the_chunk_of_a_prompt_that_was_cancelled(
+    engine: Start, tiny_llama: Path, config: dict[str, bool]
+) -> None:
+    local = engine(**config)
+    others = [random_prompt(40, 5), random_prompt(200, 6)]
+
+    async def story() -> list[Sequence[int]]:
+        answer = await answering(local)
+        overlap = overlapping(local)
+        overlap._agent.stream = stream = NotedStream()
+        HeldEvent.released = False
+        session = next(local._sessions)
+        instance = local.engine.create_instance()
+
+        async def doomed() -> None:
+            from lmdeploy.messages import GenerationConfig
+
+            config = GenerationConfig(max_new_tokens=NEW_TOKENS, top_k=1)
+            async for _ in instance.async_stream_infer(session, random_prompt(300, 1), gen_config=config):
+                pass
+
+        asked = asyncio.ensure_future(doomed())
+        await until(lambda: overlap.count > 0 and overlap._end is not None)
+        end = overlap._end
+        assert end not in stream.awaited
+        await local.engine.create_instance().async_cancel(session)
+        await asked
+        assert end in stream.awaited  # before anybody else could get its blocks
+        HeldEvent.released = True
+        found = await asyncio.gather(*(local._one(prompt, Sampling(new_tokens=NEW_TOKENS)) for prompt in others))
+        return [*found, await answer]
+
+    *found, answer = run(local, story())
+    assert found == greedy_reference(tiny_llama, others, NEW_TOKENS)
+    assert [answer] == greedy_reference(tiny_llama, [random_prompt(9, 77)], 1000)
+
+
+def test_preempted_sequences_are_computed_again_while_chunks_overlap(engine: Start, tiny_llama: Path) -> None:
+    local = engine(num_gpu_blocks=30, max_prefill_token_num=32)
+    prompts = [random_prompt(90, 100 + seed) for seed in range(6)]
+
+    async def story() -> list[Sequence[int]]:
+        first = asyncio.ensure_future(local._one(prompts[0], Sampling(new_tokens=64)))
+        await until(lambda: any(step.kind == "decode" for step in steps(local)))
+        overlap = overlapping(local)
+        found = await asyncio.gather(first, *(local._one(each, Sampling(new_tokens=64)) for each in prompts[1:]))
+        assert overlap.count
+        return found
+
+    assert run(local, story()) == greedy_reference(tiny_llama, prompts, 64)
+    assert local.preempted
+
+
+def test_a_pause_waits_for_the_chunk_that_is_under_way(engine: Start) -> None:
+    local = engine()
+
+    async def story() -> None:
+        answer = await answering(local)
+        overlap = overlapping(local)
+        long = await chunk_under_way(local, overlap, random_prompt(300, 1))
+        settled = asyncio.ensure_future(overlap.settled())
+        await asyncio.sleep(0.02)
+        assert not settled.done()
+        HeldEvent.released = True
+        await settled
+        assert not overlap.is_busy
+        await asyncio.gather(answer, long)
+
+    run(local, story())
