@@ -6,7 +6,7 @@ starts have the same model, KV pool and batch. Each is warmed up first, with oth
 - TTFT: from the moment a request is due to its first text.
 - ITL: between two events with text. TPOT: from first to last text, by the tokens that the usage reports. They differ
   where an engine sends fewer events than tokens, and the report says so.
-- requests/s and tokens/s: while all users are busy, until the last request is sent. A request that ends later counts by
+- requests/s and tokens/s: until the last request is sent, while all users are busy. A request that ends later counts by
   the share of its time before: which requests happen to be the last ones decides nothing.
 - cached share: what engines reported as cached, of all prompt tokens; ceiling: what a cache without bounds would have.
 """
@@ -199,14 +199,11 @@ def figures_of(seen: Seen) -> dict[str, float]:
     sent = len(answers) + sum(len(each.gaps_s) for each in answers)
     tokens = sum(each.completion_tokens for each in answers)
     failed = [each for each in seen.replayed.answers if not each.ok and each.why]
-    busy_s = max((each.due_s for each in seen.replayed.answers), default=0.0)
-    shares = [min(1.0, (busy_s - each.due_s) / each.e2e_s) for each in answers]
+    busy_s = max((each.due_s for each in seen.replayed.answers), default=0.0) or seen.replayed.setting.elapsed_s
+    within = [(min(1.0, (busy_s - each.due_s) / each.e2e_s), each.completion_tokens) for each in answers]
     return {
-        "requests_per_s": sum(shares) / busy_s if busy_s else 0.0,
-        "output_tokens_per_s": sum(share * each.completion_tokens for share, each in zip(shares, answers, strict=True))
-        / busy_s
-        if busy_s
-        else 0.0,
+        "requests_per_s": sum(share for share, _ in within) / busy_s,
+        "output_tokens_per_s": sum(share * completion for share, completion in within) / busy_s,
         **_spread_ms("ttft", first, (("p50", 0.5), ("p90", 0.9), ("p99", 0.99))),
         "tpot_mean_ms": 1000.0 * _mean([each.itl_s for each in several]),
         **_spread_ms("itl", gaps, (("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("max", 1.0))),

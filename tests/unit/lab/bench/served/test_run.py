@@ -69,6 +69,16 @@ def test_time_per_token_counts_tokens_where_time_between_events_counts_events() 
     assert (figures["ready_s"], figures["warm_up_s"]) == (3.0, 1.5)
 
 
+def test_a_request_that_ends_after_the_last_one_was_sent_counts_by_the_share_of_its_time_before() -> None:
+    early, late = (answer(number, first_s=0.5, gaps=[0.5], tokens=10) for number in (1, 2))
+    late.due_s, late.first_s, late.ended_s = 1.5, 3.0, 5.5
+    last = answer(3, first_s=0.5, gaps=[0.5], tokens=10)
+    last.due_s, last.first_s, last.ended_s = 2.5, 3.0, 4.5
+    figures = figures_of(seen("ours", [early, late, last]))
+    assert figures["requests_per_s"] == pytest.approx((1 + 0.25) / 2.5)
+    assert figures["output_tokens_per_s"] == pytest.approx((10 + 2.5) / 2.5)
+
+
 def test_the_report_sets_ours_beside_every_other_and_tells_of_engines_with_few_events(tmp_path: Path) -> None:
     ours = [answer(1, first_s=0.5, gaps=[0.1] * 4, tokens=5), answer(2, first_s=0.5, gaps=[0.1] * 4, tokens=5)]
     other = [answer(1, first_s=1.0, gaps=[0.4], tokens=5)]
