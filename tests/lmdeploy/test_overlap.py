@@ -81,7 +81,7 @@ def pacer(local: LocalEngine) -> Pacer:
 
 def overlapping(local: LocalEngine) -> Overlap:
     """Give an engine whose loop runs its second stream, which only GPUs get by themselves."""
-    overlap = provide(local.engine.inputs_maker if hasattr(local.engine, "inputs_maker") else pacer(local)._maker)
+    overlap = provide(pacer(local)._maker)
     overlap.make_event = HeldEvent
     pacer(local).overlap = overlap
     return overlap
@@ -259,3 +259,19 @@ def test_a_pause_waits_for_the_chunk_that_is_under_way(engine: Start) -> None:
         await asyncio.gather(answer, long)
 
     run(local, story())
+
+
+def test_a_chunk_that_sleep_drops_before_it_began_is_not_waited_for(engine: Start, tiny_llama: Path) -> None:
+    local = engine()
+    prompt = random_prompt(200, 1)
+
+    async def story() -> Sequence[int]:
+        await local._one(random_prompt(9, 2), Sampling(new_tokens=2))
+        overlap = overlapping(local)
+        overlap.send({"running": [object()]}, 0.0)
+        assert overlap.is_busy
+        pacer(local)._maker.reset_runtime_state()
+        assert not overlap.is_busy
+        return await local._one(prompt, Sampling(new_tokens=NEW_TOKENS))
+
+    assert [run(local, story())] == greedy_reference(tiny_llama, [prompt], NEW_TOKENS)

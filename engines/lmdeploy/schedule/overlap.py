@@ -96,6 +96,12 @@ class Overlap:
             self._is_lost = True
             self._join()
 
+    def forget(self) -> None:
+        """The engine goes to sleep: a chunk that was sent and not begun is dropped."""
+        self.launch_rest()
+        if self._end is None:
+            self._seq = None
+
     async def settled(self) -> None:
         """Wait until the device has computed the chunk that is under way."""
         if self.is_busy:

@@ -45,6 +45,8 @@ def maker_reset_runtime_state(original: Callable[[Any], None]) -> Callable[[Any]
         if pacer is not None:
             pacer.forget()
             pacer.overtaking.forget()
+            if pacer.overlap is not None:
+                pacer.overlap.forget()
 
     return reset_runtime_state
 
