@@ -1,10 +1,13 @@
 """A YAML or JSON file with a list of ``{id, url}``, read again whenever it changes.
 
 Written by whatever manages the machines. It is read whole or not at all: a file that can't be read, is empty, or has
-an entry that is no instance, changes nothing and is said once.
+an entry that is no instance, changes nothing and is said once. Only a regular file is read: opening a FIFO would wait
+for its writer.
 """
 
 import asyncio
+import os
+import stat
 from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
@@ -21,6 +24,13 @@ from kvcontrol.core.ids import InstanceId
 from kvcontrol.core.yaml_text import load_yaml
 
 _MAX_BYTES = 4 << 20
+_KINDS = {
+    stat.S_IFDIR: "directory",
+    stat.S_IFIFO: "FIFO",
+    stat.S_IFSOCK: "socket",
+    stat.S_IFCHR: "character device",
+    stat.S_IFBLK: "block device",
+}
 _LIST = TypeAdapter(list[InstanceSettings])
 
 
@@ -42,6 +52,7 @@ class FileWatcher:
         while True:
             try:
                 status = self._path.stat()
+                self._expect_regular(status)
                 now = (status.st_ino, status.st_size, status.st_mtime_ns)
                 if now != seen:
                     specs = await asyncio.to_thread(self._read)
@@ -52,7 +63,8 @@ class FileWatcher:
             await asyncio.sleep(self._interval_s)
 
     def _read(self) -> Sequence[InstanceSpec]:
-        with self._path.open("rb") as file:
+        with open(self._path, "rb", opener=_open_at_once) as file:
+            self._expect_regular(os.fstat(file.fileno()))  # it may have been replaced since it was looked at
             text = file.read(_MAX_BYTES + 1)
         if len(text) > _MAX_BYTES:
             raise DiscoveryError(f"{self.place} is longer than {_MAX_BYTES} bytes")
@@ -76,6 +88,15 @@ class FileWatcher:
         return [
             InstanceSpec(id=InstanceId(each.id), url=each.url, source=self.source, role=each.role) for each in named
         ]
+
+    def _expect_regular(self, status: os.stat_result) -> None:
+        if not stat.S_ISREG(status.st_mode):
+            kind = _KINDS.get(stat.S_IFMT(status.st_mode), "special file")
+            raise DiscoveryError(f"{self.place} is a {kind}; it must be a regular file")
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 __all__ = ["FileWatcher"]

@@ -1,3 +1,4 @@
+import os
 from contextlib import aclosing
 from pathlib import Path
 
@@ -46,3 +47,16 @@ async def test_a_file_that_is_no_list_of_instances_is_an_error_that_says_where(
 async def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(DiscoveryError, match="No such file"):
         await anext(FileWatcher(tmp_path / "none", interval_s=0.01).watch())
+
+
+async def test_a_fifo_is_an_error_and_nobody_waits_for_its_writer(tmp_path: Path) -> None:
+    path = tmp_path / "instances.yaml"
+    os.mkfifo(path)
+    with pytest.raises(DiscoveryError, match="is a FIFO; it must be a regular file"):
+        await anext(FileWatcher(path, interval_s=0.01).watch())
+
+
+@pytest.mark.parametrize(("path", "kind"), [("/dev/zero", "character device"), ("/proc", "directory")])
+async def test_what_is_no_regular_file_is_an_error(path: str, kind: str) -> None:
+    with pytest.raises(DiscoveryError, match=f"is a {kind}; it must be a regular file"):
+        await anext(FileWatcher(Path(path), interval_s=0.01).watch())
