@@ -105,8 +105,8 @@ class FleetSettings(Section):
     discovery_interval_s: Seconds = Field(2.0, description="Interval of polling discovery file and DNS, in seconds.")
     discovery_loss_s: Seconds = Field(
         30.0,
-        description="How long a file, DNS or Kubernetes must have named fewer than half of its instances before the "
-        "others are drained, in seconds.",
+        description="Window in which a file, DNS or Kubernetes may lose half of its instances, and how long a larger "
+        "loss must last before the instances are drained, in seconds.",
     )
     discovery_file: Path | None = Field(
         None, description="YAML or JSON file with a list of {id, url}, read again when it changes."

@@ -1,8 +1,8 @@
 """The interface of discovery: a source yields sets of instances, and a failure changes nothing.
 
 A place that can't be read says nothing about the instances it named: they stay, as long as their health checks pass.
-One that suddenly names fewer than half of them is more likely broken than right: they stay until that was so for a
-while.
+One that suddenly loses more than half of them is more likely broken than right: they stay until that lasted for a
+while, and only new instances join meanwhile.
 """
 
 import asyncio
@@ -14,6 +14,7 @@ from typing import ClassVar, Protocol
 
 from gateway.problems import ProblemKind, Problems
 from gateway.registry.addresses import AddressError, AddressRules
+from gateway.registry.discovery.losses import Loss, LossWindow
 from gateway.registry.instance import InstanceSpec, Source
 from gateway.registry.membership import Membership
 from kvcontrol.core.ids import InstanceId
@@ -61,12 +62,13 @@ class DiscoveryLoop:
         loss_s: float,
         problems: Problems,
     ) -> None:
-        """``loss_s`` is how long more than half of the instances must be gone from there to be drained."""
+        """``loss_s`` is the window of losses, and how long a loss of more than half must last to be accepted."""
         self._loss_s = loss_s
+        self._losses = LossWindow(loss_s)
         self._problems = problems
         self._members: dict[InstanceId, InstanceSpec] = {}
         self._named: Sequence[InstanceSpec] = ()
-        self._believed: asyncio.TimerHandle | None = None
+        self._judging: asyncio.TimerHandle | None = None
         self._watcher = watcher
         self._membership = membership
         self._rules = rules
@@ -77,7 +79,7 @@ class DiscoveryLoop:
         try:
             await self._follow()
         finally:
-            self._trust()
+            self._stop_judging()
 
     async def _follow(self) -> None:
         pause_s = _FIRST_PAUSE_S
@@ -91,7 +93,8 @@ class DiscoveryLoop:
                 finally:
                     await named.aclose()
             except DiscoveryError as error:
-                self._trust()
+                self._stop_judging()
+                self._losses.interrupt()
                 self._problems.report(
                     ProblemKind.DISCOVERY, self._watcher.place, f"{error}; the instances named there before stay"
                 )
@@ -108,35 +111,37 @@ class DiscoveryLoop:
             else:
                 allowed.append(replace(spec, url=url))
         self._named = allowed
-        lost = self._lost(allowed)
-        if 2 * len(lost) <= len(self._members):
-            self._believe()
+        self._judge()
+
+    def _judge(self) -> None:
+        """Make the members those that the place names, or add the new ones and judge again when a loss has lasted."""
+        self._stop_judging()
+        loop = asyncio.get_running_loop()
+        loss = self._losses.judge(self._named, loop.time())
+        if loss is None:
+            self._problems.clear(ProblemKind.DISCOVERY, self._watcher.place)
+            self._become(self._named)
             return
-        self._problems.report(
-            ProblemKind.DISCOVERY,
-            self._watcher.place,
-            f"{self._watcher.place} no longer names {len(lost)} of {len(self._members)} instances "
-            f"({', '.join(sorted(each.id for each in lost))}); they are drained after {self._loss_s:g} s of that",
+        self._judging = loop.call_at(loss.until, self._judge)
+        self._problems.report(ProblemKind.DISCOVERY, self._watcher.place, self._message(loss))
+        endpoints = {each.endpoint for each in self._members.values()}
+        new = [each for each in self._named if each.id not in self._members and each.endpoint not in endpoints]
+        self._become([*self._members.values(), *new])
+
+    def _message(self, loss: Loss) -> str:
+        lost = {each.id for each in loss.lost}
+        names = ", ".join(sorted(lost))
+        moved = ", ".join(sorted(lost & {each.id for each in self._named}))
+        return (
+            f"{self._watcher.place} no longer names {len(loss.lost)} of {loss.of} instances ({names})"
+            + (f"; it names another URL for {moved}" if moved else "")
+            + f"; the present instances stay until no further loss has occurred for {self._loss_s:g} s"
         )
-        if self._believed is None:
-            self._believed = asyncio.get_running_loop().call_later(self._loss_s, self._believe)
-        self._become([*allowed, *lost])
 
-    def _lost(self, named: Sequence[InstanceSpec]) -> list[InstanceSpec]:
-        ids, endpoints = {each.id for each in named}, {each.endpoint for each in named}
-        return [each for name, each in self._members.items() if name not in ids and each.endpoint not in endpoints]
-
-    def _believe(self) -> None:
-        """Make the members those that the place names."""
-        self._trust()
-        self._problems.clear(ProblemKind.DISCOVERY, self._watcher.place)
-        self._become(self._named)
-
-    def _trust(self) -> None:
-        """Wait no longer for a loss to last."""
-        if self._believed is not None:
-            self._believed.cancel()
-            self._believed = None
+    def _stop_judging(self) -> None:
+        if self._judging is not None:
+            self._judging.cancel()
+            self._judging = None
 
     def _become(self, specs: Sequence[InstanceSpec]) -> None:
         self._members = {each.id: each for each in specs}

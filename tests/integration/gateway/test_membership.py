@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,54 @@ async def test_an_empty_file_drains_nobody_and_a_list_that_lost_most_of_them_is_
         await quick.usable(4)
 
 
+async def test_small_losses_within_the_window_add_up(tmp_path: Path) -> None:
+    path = tmp_path / "instances.yaml"
+    async with AsyncExitStack() as stack:
+        engines = [await stack.enter_async_context(ScriptedEngine().started()) for _ in range(4)]
+        named = [{"id": f"e{number}", "url": engine.url} for number, engine in enumerate(engines)]
+        path.write_text(json.dumps(named))
+        settings = {"discovery_file": path, "discovery_interval_s": 0.05, "admin_key": ADMIN_KEY}
+        gateway = await stack.enter_async_context(running_gateway(tmp_path / "1", discovery_loss_s=3600, **settings))
+        await gateway.usable(4)
+        path.write_text(json.dumps(named[:2]))
+        await has(gateway, "e0", "e1")
+        path.write_text(json.dumps(named[:1]))
+        await has_problem(gateway, "no longer names 3 of 4 instances (e1, e2, e3); the present instances stay")
+        await gateway.usable(2)
+        path.write_text(json.dumps(named))
+        await gateway.usable(4)
+        await has_problem(gateway, "")
+
+
+async def test_new_urls_for_most_instances_are_accepted_after_a_while(tmp_path: Path) -> None:
+    path = tmp_path / "instances.yaml"
+    async with AsyncExitStack() as stack:
+        old = [await stack.enter_async_context(ScriptedEngine().started()) for _ in range(3)]
+        new = [await stack.enter_async_context(ScriptedEngine().started()) for _ in range(3)]
+        path.write_text(json.dumps([{"id": f"e{n}", "url": each.url} for n, each in enumerate(old)]))
+        settings = {"discovery_file": path, "discovery_interval_s": 0.05, "admin_key": ADMIN_KEY}
+        patient = await stack.enter_async_context(running_gateway(tmp_path / "1", discovery_loss_s=3600, **settings))
+        quick = await stack.enter_async_context(running_gateway(tmp_path / "2", discovery_loss_s=0.5, **settings))
+        for gateway in (patient, quick):
+            await gateway.usable(3)
+        path.write_text(json.dumps([{"id": f"e{n}", "url": each.url} for n, each in enumerate(new)]))
+        await has_problem(
+            patient, "no longer names 3 of 3 instances (e0, e1, e2); it names another URL for e0, e1, e2; the present"
+        )
+
+        async def urls(gateway: RunningGateway) -> set[str]:
+            return {each["url"] for each in (await Admin(gateway).ok("GET", "/instances"))["data"]}
+
+        async def moved() -> bool:
+            return await urls(quick) == {each.url for each in new}
+
+        await eventually(moved)
+        await quick.usable(3)
+        await has_problem(quick, "")
+        assert await urls(patient) == {each.url for each in old}
+        await patient.usable(3)
+
+
 async def test_requests_go_on_without_a_failure_while_the_whole_fleet_is_replaced(tmp_path: Path) -> None:
     path = tmp_path / "instances.yaml"
     async with AsyncExitStack() as stack:
@@ -192,9 +241,12 @@ async def test_a_place_that_can_not_be_read_is_a_problem_and_changes_nothing(tmp
                 gateway, "can't be read: No such file or directory; the instances named there before stay"
             )
             path.mkdir()
-            await has_problem(gateway, "can't be read: Is a directory")
+            await has_problem(gateway, "is a directory; it must be a regular file")
             await gateway.usable(1)
             path.rmdir()
+            os.mkfifo(path)
+            await has_problem(gateway, "is a FIFO; it must be a regular file; the instances named there before stay")
+            await gateway.usable(1)
             (tmp_path / "next").write_text(whole)
             (tmp_path / "next").replace(path)
             await has_problem(gateway, "")
