@@ -266,7 +266,7 @@ def test_a_chunk_that_sleep_drops_before_it_began_is_not_waited_for(engine: Star
     prompt = random_prompt(200, 1)
 
     async def story() -> Sequence[int]:
-        await local._one(random_prompt(9, 2), Sampling(new_tokens=2))
+        await until(lambda: pacer(local).is_possible)  # its loop has begun, and has computed nothing
         overlap = overlapping(local)
         overlap.send({"running": [object()]}, 0.0)
         assert overlap.is_busy
