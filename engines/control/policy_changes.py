@@ -3,12 +3,14 @@
 All raise ``RefusedError`` or ``PolicyError``, which say what is allowed.
 """
 
+import json
 from collections.abc import Mapping
 
 import msgspec
 
 from engines.control.errors import RefusedError
 from kvcontrol.core.errors import UNREADABLE
+from kvcontrol.core.finite import FINITE, non_finite
 from kvcontrol.core.policy_control import PolicyChange
 from kvcontrol.kv_policy.spec import PolicySpec
 from kvcontrol.scheduler_ir.pacing import make_pace
@@ -20,7 +22,16 @@ def change_of(body: bytes) -> PolicyChange:
     try:
         return msgspec.json.decode(body or b"{}", type=PolicyChange)
     except UNREADABLE as error:
+        if (path := _non_finite(body)) is not None:
+            raise RefusedError(f"{path} is no finite number; {FINITE}") from error
         raise RefusedError(f"invalid body: {error}") from error
+
+
+def _non_finite(body: bytes) -> str | None:
+    try:
+        return non_finite(json.loads(body))
+    except (ValueError, RecursionError):
+        return None
 
 
 def strategy_of(change: PolicyChange) -> PolicySpec:

@@ -1,7 +1,7 @@
 """Access to ``/admin/v1``: the admin key, checked before the body is read.
 
 ``AdminRoute`` is the route class of every admin router: it asks for the key, reads the body within bounds of size and
-time, and only then lets FastAPI look at the request.
+time, refuses numbers that are not finite, and only then lets FastAPI look at the request.
 """
 
 import asyncio
@@ -14,12 +14,14 @@ from fastapi import Request, Response
 from fastapi.routing import APIRoute
 
 from gateway.api.admin.changes import Changes
-from gateway.errors import ApiError, AuthenticationError, BodyTimeoutError, BodyTooLargeError
+from gateway.errors import ApiError, AuthenticationError, BodyTimeoutError, BodyTooLargeError, InvalidRequestError
 from gateway.http.content_encoding import coding_of, decoded
+from kvcontrol.core.finite import FINITE, non_finite
 
 MAX_BODY_BYTES: Final = 1 << 20
 _DRAINED_BYTES: Final = 16 << 20
 _BODY_LIMIT_S: Final = 30.0
+_MOST_PATH_CHARS: Final = 200
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
@@ -68,6 +70,16 @@ class _BoundedRequest(Request):
             raise BodyTooLargeError(f"the request body is longer than {MAX_BODY_BYTES} bytes, the longest here")
         return b"".join(parts)
 
+    async def check_numbers(self) -> None:
+        """Raise ``InvalidRequestError`` for a number that is not finite; text that is no JSON is left to FastAPI."""
+        try:
+            path = non_finite(await self.json())
+        except (ValueError, RecursionError):
+            return
+        if path is not None:
+            shown = path[:_MOST_PATH_CHARS]
+            raise InvalidRequestError(f"{shown} is no finite number; {FINITE}", param=shown)
+
 
 class AdminRoute(APIRoute):
     """A route for the admin key alone. The app's state has the ``AdminAccess`` as ``admin_access``, and the ``Changes``
@@ -87,6 +99,7 @@ class AdminRoute(APIRoute):
             bounded = _BoundedRequest(request.scope, request.receive)
             await bounded.body()  # here, since FastAPI would make a 400 of what goes wrong with it
             try:
+                await bounded.check_numbers()
                 return await handle(bounded)
             except ApiError as refusal:
                 changes: Changes = request.app.state.admin_changes

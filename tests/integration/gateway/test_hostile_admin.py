@@ -66,6 +66,31 @@ async def test_hostile_bodies_are_refused_and_change_nothing(fleet: Fleet) -> No
     assert [each["action"] for each in (await Admin(fleet.gateway).ok("GET", "/audit"))["data"]] == []
 
 
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e400"])
+@pytest.mark.parametrize(
+    ("method", "path", "body", "param"),
+    [
+        ("PUT", "/policies/eviction", '{"name": "s3fifo", "params": {"small": %s}}', "params.small"),
+        ("PUT", "/quotas/acme", '{"weight": %s}', "weight"),
+        ("PUT", "/quotas/acme", '{"kv": {"DDR": {"weight": %s}}}', "kv.DDR.weight"),
+        ("PUT", "/routing", '{"policy": "round_robin", "spread": %s}', "spread"),
+        ("PUT", "/presets/mine", '{"summary": "ours", "context_tokens": %s}', "context_tokens"),
+        ("PUT", "/instances/x/lease", '{"url": "http://127.0.0.1:1", "ttl_s": %s}', "ttl_s"),
+        ("POST", "/keys", '{"tenant": "acme", "expires_in_s": %s}', "expires_in_s"),
+        ("POST", "/prefixes", '{"model": "scripted", "messages": [{"content": %s}]}', "messages.0.content"),
+    ],
+)
+async def test_a_number_that_is_not_finite_is_refused_by_its_name(  # noqa: PLR0913, PLR0917 - a table
+    fleet: Fleet, method: str, path: str, body: str, param: str, number: str
+) -> None:
+    key = {"authorization": f"Bearer {ADMIN_KEY}", "content-type": "application/json"}
+    url = f"{fleet.gateway.url}/admin/v1{path}"
+    async with fleet.gateway.session.request(method, url, data=body % number, headers=key) as answer:
+        error = json.loads(await answer.text(), parse_constant=pytest.fail)["error"]
+    assert (answer.status, error["param"]) == (400, param)
+    assert error["message"].startswith(f"{param} is no finite number; allowed are finite numbers")
+
+
 @pytest.mark.parametrize("name", ["..%2Ftenants", "a%0d%0aset-cookie:x", "a%00", "%ff", "a" * 65, "-a", "é"])
 async def test_odd_names_are_refused_and_not_echoed_into_headers(fleet: Fleet, name: str) -> None:
     admin = Admin(fleet.gateway)
