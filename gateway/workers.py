@@ -22,7 +22,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Final
 
-from gateway.http.listener import take_no_more
+from gateway.http.listener import refuse_all, take_no_more
 
 _POLL_S: Final = 0.1
 _FIRST_PAUSE_S: Final = 0.5
@@ -30,6 +30,8 @@ _LONGEST_PAUSE_S: Final = 10.0
 _STEADY_S: Final = 10.0
 _MOST_FALSE_STARTS: Final = 3
 _STOP_SLACK_S: Final = 10.0
+_LAST_CONNECTIONS_S: Final = 2.0
+"""For workers to accept what waits."""
 WORKERS_LATER_S: Final = 0.5
 """Workers leave the address so much later than nothing new is let in there: by then what waited has been accepted."""
 
@@ -122,8 +124,9 @@ class Workers:
             with contextlib.suppress(ProcessLookupError):
                 process.terminate()
         time.sleep(self._notice_s)
-        take_no_more(self._listener, limit_s=WORKERS_LATER_S * 0.8)
-        self._listener.close()  # as long as one process has it, connections wait there that nobody accepts
+        take_no_more(self._listener, limit_s=_LAST_CONNECTIONS_S)
+        refuse_all(self._listener)  # a worker that hangs would keep the address, and nobody would accept there
+        self._listener.close()
         deadline_s = time.monotonic() + self._grace_s + _STOP_SLACK_S
         for process in running:
             try:

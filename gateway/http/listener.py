@@ -2,8 +2,9 @@
 
 A connection waits in the listener's queue until a process accepts it; when the last one closes the listener, those that
 wait are reset, and a client can't know whether its request was read. So the kernel is told first to drop whatever asks
-for a new connection (a filter on the socket, which all processes share); what waits is accepted; then all close. A
-client that asked meanwhile tries again after a second and is refused.
+for a new connection (a filter on the socket, which all processes share); what waits is accepted; then the socket is
+shut down for all of them, also for one that hangs. A client that asked meanwhile tries again after a second and is
+refused.
 """
 
 import ctypes
@@ -56,10 +57,19 @@ def take_no_more(listener: socket.socket, *, limit_s: float) -> None:
             quiet_s = now_s + _QUIET_S
 
 
+def refuse_all(listener: socket.socket) -> None:
+    """Refuse new connections from now on, whatever other processes that share the listener do.
+
+    Connections that still wait are reset. Only Linux can do that; elsewhere the last process to close refuses them.
+    """
+    if sys.platform == "linux":
+        listener.shutdown(socket.SHUT_RDWR)
+
+
 def waiting(listener: socket.socket) -> int:
     """Return how many connections wait to be accepted."""
     info = listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
     return int(struct.unpack_from("I", info, _WAITING_AT)[0])
 
 
-__all__ = ["take_no_more", "waiting"]
+__all__ = ["refuse_all", "take_no_more", "waiting"]

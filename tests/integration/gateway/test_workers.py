@@ -163,6 +163,26 @@ async def test_from_a_stop_on_new_connections_are_served_or_refused_while_a_stre
         assert await asyncio.wait_for(gateway.process.wait(), 60) == 0
 
 
+async def test_a_worker_that_hangs_at_a_stop_does_not_keep_new_connections_waiting(
+    tmp_path: Path, redis_url: str
+) -> None:
+    async with crew(tmp_path, redis_url, 2, KVGATE_SHUTDOWN_GRACE_S="600") as gateway:
+        hanging = gateway.workers()[0]
+        hanging.suspend()
+        gateway.process.terminate()
+        seen = "200"
+        while seen == "200":
+            try:
+                async with gateway.session.get(gateway.url + "/healthz") as answer:
+                    seen = str(answer.status)
+            except aiohttp.ClientConnectorError as error:
+                seen = type(error.os_error).__name__
+        assert seen == "ConnectionRefusedError"
+        assert hanging.status() == psutil.STATUS_STOPPED
+        hanging.resume()
+        assert await asyncio.wait_for(gateway.process.wait(), 60) == 0
+
+
 async def test_workers_end_with_the_process_that_started_them(tmp_path: Path, redis_url: str) -> None:
     async with crew(tmp_path, redis_url, 2) as gateway:
         workers = gateway.workers()

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from gateway.http.listener import take_no_more, waiting
+from gateway.http.listener import refuse_all, take_no_more, waiting
 
 
 @pytest.fixture
@@ -42,3 +42,11 @@ def test_it_waits_no_longer_than_it_may(listener: socket.socket) -> None:
     with listener, socket.create_connection(listener.getsockname()):
         take_no_more(listener, limit_s=0.05)
         assert waiting(listener) == 1
+
+
+def test_a_listener_that_is_shut_down_refuses_though_another_process_keeps_it_open() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener, listener.dup() as kept:
+        place = kept.getsockname()
+        refuse_all(listener)
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(place)
