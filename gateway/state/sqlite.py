@@ -5,6 +5,7 @@ WAL with full syncs: a reader never waits for a writer, and what was answered as
 The file must stay the one that was opened (``sqlite_file.py``): the store can't be used otherwise until a restart.
 """
 
+import os
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -20,6 +21,12 @@ from gateway.state.sqlite_file import FileReplacedError, SqliteFile
 
 FILE_NAME = "kvgate.sqlite3"
 _OLDEST = (3, 35, 0)
+_ROOM_BYTES = 1 << 20
+"""With less, SQLite may have no room for its log or for the index of that."""
+
+
+class DiskFullError(Exception):
+    """SQLite can't open the store, and its disk is full."""
 
 
 class SqliteDatabase:
@@ -28,17 +35,18 @@ class SqliteDatabase:
     def __init__(self, file: SqliteFile, *, busy_s: float = CALL_LIMIT_S, clock: Callable[[], float] = time) -> None:
         self._file = file
         self._clock = clock
-        self.check()
-        self._connection = sqlite3.connect(
-            f"{file.path.absolute().as_uri()}?mode=rw", uri=True, timeout=busy_s, isolation_level=None
-        )
-        try:
+        with _full_disk_named(file.path.parent):
             self.check()
-            self.execute("PRAGMA journal_mode = WAL")
-            self.execute("PRAGMA synchronous = FULL")
-        except BaseException:
-            self._connection.close()
-            raise
+            self._connection = sqlite3.connect(
+                f"{file.path.absolute().as_uri()}?mode=rw", uri=True, timeout=busy_s, isolation_level=None
+            )
+            try:
+                self.check()
+                self.execute("PRAGMA journal_mode = WAL")
+                self.execute("PRAGMA synchronous = FULL")
+            except BaseException:
+                self._connection.close()
+                raise
 
     @property
     def serial(self) -> str:
@@ -81,6 +89,21 @@ class SqliteDatabase:
         self._connection.close()
 
 
+@contextmanager
+def _full_disk_named(folder: Path) -> Iterator[None]:
+    """Name the disk where an error of SQLite (often only "disk I/O error") comes from a full one."""
+    try:
+        yield
+    except sqlite3.OperationalError as error:
+        disk = os.statvfs(folder)
+        if (free_bytes := disk.f_bavail * disk.f_frsize) >= _ROOM_BYTES:
+            raise
+        raise DiskFullError(
+            f"the disk of {folder} is full ({free_bytes} bytes are free): free at least {_ROOM_BYTES >> 20} MiB there "
+            f"({error})"
+        ) from error
+
+
 def open_sqlite(
     folder: Path,
     audit: AuditBound | None = None,
@@ -96,13 +119,13 @@ def open_sqlite(
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         path.touch(mode=0o600)
         file = SqliteFile(path)
-        with closing(SqliteDatabase(file)) as database:
+        with _full_disk_named(folder), closing(SqliteDatabase(file)) as database:
             prepare(database)
-    except (OSError, sqlite3.Error, SchemaError, FileReplacedError) as error:
+    except (OSError, sqlite3.Error, SchemaError, FileReplacedError, DiskFullError) as error:
         raise StateError(f"{path}: can't be used as the store: {error}") from error
     return SqlStore(
         lambda: SqliteDatabase(file, busy_s=limit_s / 2, clock=clock),  # the next call waits for it, and its time runs
-        unavailable=(sqlite3.DatabaseError, FileReplacedError, OSError),
+        unavailable=(sqlite3.DatabaseError, FileReplacedError, DiskFullError, OSError),
         audit=audit,
         limit_s=limit_s,
     )

@@ -1,8 +1,11 @@
 """Notices when the file of a SQLite store is no longer the one that was opened.
 
 Where another file is at its path, what is written would go into a file that nobody finds any more, and SQLite would mix
-up the logs of both. A file that is overwritten in place (``cp``) keeps its inode, so its content is looked at as well:
-whenever it has changed, it must go on from what it was. SQLite changes the file only when it moves its log there.
+up the logs of both. A file that is overwritten in place (``cp``) keeps its inode, so its content is looked at as well,
+whenever it has changed: read with its log, the store must go on from what it was.
+
+SQLite changes the file only when it moves its log there. A full disk or a kill may stop it half-way: then the file
+alone is of no use, but nothing is lost, and SQLite moves the same pages again later.
 """
 
 import sqlite3
@@ -13,7 +16,14 @@ from typing import Final, NamedTuple
 
 _ATTEMPTS: Final = 20
 _PAUSE_S: Final = 0.05
-"""While SQLite moves its log into the file, its content may be half old and half new."""
+"""While SQLite moves a page of its log into the file, that page may be half old and half new."""
+
+_BUSY_S: Final = 1.0
+_NO_STORE: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
+"""What SQLite answers for content that is no database; a full disk or a busy file is another answer."""
+
+_HALF_MOVED: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_ERROR})
+"""What SQLite may answer for a file without the log that was moved there half-way."""
 
 
 class FileReplacedError(Exception):
@@ -28,7 +38,7 @@ class _State(NamedTuple):
 
 
 class _Content(NamedTuple):
-    """How far the store had come when its log was moved into the file: nothing in a new one."""
+    """How far the store had come, read with its log: nothing in a new one."""
 
     revision: int = -1
     entry: int = 0
@@ -43,22 +53,25 @@ class SqliteFile:
         found = path.stat()
         self._identity = (found.st_dev, found.st_ino)
         self._state: _State | None = None
-        self._refused: _State | None = None
+        self._overwritten = False
         self._content = _Content()
+        self._moved_revision = -1
 
     def check(self) -> None:
-        """Raise ``FileReplacedError`` unless it is still the file that was opened."""
+        """Raise ``FileReplacedError`` unless it is still the file that was opened, SQLite's error where that can't be
+        known.
+        """
         state = self._state_now()
-        if state == self._state:
-            return
-        if state != self._refused:
+        if not self._overwritten:
+            if state == self._state:
+                return
             for _ in range(_ATTEMPTS):
-                if (content := self._goes_on()) is not None:
-                    self._state, self._content = state, content
+                if self._goes_on(state):
+                    self._state = state
                     return
                 sleep(_PAUSE_S)
                 state = self._state_now()
-            self._refused = state
+            self._overwritten = True  # for good: SQLite mixes its log into that file when the connection is closed
         raise self._error("overwritten")
 
     def _state_now(self) -> _State:
@@ -70,38 +83,83 @@ class SqliteFile:
             raise self._error("replaced or removed")
         return _State(found.st_size, found.st_mtime_ns)
 
-    def _goes_on(self) -> _Content | None:
-        """Return what is in the file, without its log, where that is what was there before or goes on from it."""
+    def _goes_on(self, state: _State) -> bool:
+        """Whether the store is what it was at the last look or goes on from it; then it is remembered."""
+        if not state.size_bytes:
+            return not (self._state and self._state.size_bytes)
         try:
-            with closing(sqlite3.connect(f"{self.path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)) as file:
-                content = _content(file)
-                return content if self._content in {_Content(), content} or _follows(file, self._content) else None
-        except sqlite3.Error:
-            return None if self._state else self._content  # at the start SQLite says better what is wrong
+            moved_revision = self._moved()
+            if moved_revision is None:
+                return False
+            with closing(self._opened("mode=ro")) as store:
+                store.execute("BEGIN")
+                content = _content(store)
+                if self._content not in {_Content(), content} and not _follows(store, self._content):
+                    return False
+        except sqlite3.Error as error:
+            if error.sqlite_errorcode & 0xFF not in _NO_STORE:
+                raise
+            return self._state is None  # at the start SQLite says better what is wrong
+        self._content, self._moved_revision = content, moved_revision
+        return True
+
+    def _moved(self) -> int | None:
+        """Return the newest revision that was moved from the log into the file, none where the file contradicts what it
+        was.
+
+        A log that was moved half-way leaves pages of two times, so only two facts count: the revision, in one page that
+        never moves, never falls, and an entry of the audit log never gets another time.
+        """
+        try:
+            with closing(self._opened("immutable=1")) as file:
+                file.execute("PRAGMA writable_schema = ON")  # the file may be shorter than its first page says
+                revision = _revision(file)
+                if revision < self._moved_revision:
+                    return None
+                at_s = _entry_at_s(file, self._content.entry) if revision >= 0 else None
+                return None if isinstance(at_s, float) and at_s != self._content.entry_at_s else revision
+        except sqlite3.DatabaseError as error:
+            if error.sqlite_errorcode & 0xFF not in _HALF_MOVED:
+                raise
+            return self._moved_revision
+
+    def _opened(self, mode: str) -> sqlite3.Connection:
+        uri = f"{self.path.absolute().as_uri()}?{mode}"
+        return sqlite3.connect(uri, uri=True, timeout=_BUSY_S, isolation_level=None)
 
     def _error(self, how: str) -> FileReplacedError:
+        name = self.path.name
         return FileReplacedError(
-            f"{self.path} was {how} while it was in use: stop all gateways of this folder, put the right file there "
-            f"without {self.path.name}-wal and {self.path.name}-shm, and start them"
+            f"{self.path} was {how} while it was in use: stop all gateways of this folder, move {name}, {name}-wal and "
+            f"{name}-shm together to another folder and keep them, copy the backup to {name}, and start the gateways"
         )
 
 
-def _content(file: sqlite3.Connection) -> _Content:
-    if not file.execute("SELECT 1 FROM sqlite_master WHERE name = 'kvgate_audit'").fetchall():
+def _revision(store: sqlite3.Connection) -> int:
+    if not store.execute("SELECT 1 FROM sqlite_master WHERE name = 'kvgate_revision'").fetchall():
+        return -1
+    found = store.execute("SELECT revision FROM kvgate_revision").fetchall()
+    return int(found[0][0]) if found else -1
+
+
+def _entry_at_s(store: sqlite3.Connection, number: int) -> object:
+    found = store.execute("SELECT at_s FROM kvgate_audit WHERE number = ?", [number]).fetchall()
+    return found[0][0] if found else None
+
+
+def _content(store: sqlite3.Connection) -> _Content:
+    revision = _revision(store)
+    if revision < 0:
         return _Content()
-    [[revision]] = file.execute("SELECT revision FROM kvgate_revision")
-    newest = file.execute("SELECT number, at_s FROM kvgate_audit ORDER BY number DESC LIMIT 1").fetchall()
+    newest = store.execute("SELECT number, at_s FROM kvgate_audit ORDER BY number DESC LIMIT 1").fetchall()
     return _Content(revision, *newest[0]) if newest else _Content(revision)
 
 
-def _follows(file: sqlite3.Connection, before: _Content) -> bool:
-    """Whether a file has what was there before: the last entry of the audit log at least, unless that is too old."""
-    [[revision]] = file.execute("SELECT revision FROM kvgate_revision")
-    [[oldest, at_s]] = file.execute(
-        "SELECT (SELECT MIN(number) FROM kvgate_audit), (SELECT at_s FROM kvgate_audit WHERE number = ?)",
-        [before.entry],
-    )
-    return bool(revision >= before.revision and (at_s == before.entry_at_s or (oldest or 0) > before.entry))
+def _follows(store: sqlite3.Connection, before: _Content) -> bool:
+    """Whether a store has what was there before: the last entry of the audit log at least, unless that is too old."""
+    [[oldest]] = store.execute("SELECT MIN(number) FROM kvgate_audit").fetchall()
+    known = _entry_at_s(store, before.entry) == before.entry_at_s or (oldest or 0) > before.entry
+    return _revision(store) >= before.revision and known
 
 
 __all__ = ["FileReplacedError", "SqliteFile"]

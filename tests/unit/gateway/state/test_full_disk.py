@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from gateway.errors import StateError
 from gateway.state import Action, Kind, Put, StoreUnavailableError
 from gateway.state.sqlite import open_sqlite
 from tests.support.small_disk import small_disk
@@ -58,5 +59,22 @@ async def test_on_a_full_disk_what_is_refused_was_not_done_what_was_done_stays_a
     again = open_sqlite(disk / "state")
     try:
         assert {each.name for each in await again.documents(Kind.TENANT)} == {*kept, "after"}
+    finally:
+        await again.close()
+
+
+async def test_a_store_that_can_not_be_opened_on_a_full_disk_names_the_disk_and_opens_once_there_is_room(
+    disk: Path,
+) -> None:
+    store = open_sqlite(disk / "state")
+    await store.apply([Put(kind=Kind.TENANT, name="before", body="{}")], action=OPERATION)
+    await store.close()
+    other = fill(disk)
+    with pytest.raises(StateError, match=r"the disk of \S+/state is full .*: free at least 1 MiB there"):
+        open_sqlite(disk / "state")
+    other.unlink()
+    again = open_sqlite(disk / "state")
+    try:
+        assert [each.name for each in await again.documents(Kind.TENANT)] == ["before"]
     finally:
         await again.close()
