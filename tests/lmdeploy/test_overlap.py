@@ -175,7 +175,7 @@ def test_a_prompt_goes_on_at_once_where_nobody_answers_any_more_and_waits_on_the
     prompt = random_prompt(300, 1)
 
     async def story() -> tuple[Sequence[int], list[Any]]:
-        answer = await answering(local, new_tokens=40)
+        answer = await answering(local, new_tokens=200)
         overlap = overlapping(local)
         overlap._agent.stream = stream = NotedStream()
         long = await chunk_under_way(local, overlap, prompt)
