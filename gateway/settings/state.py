@@ -25,8 +25,8 @@ class StateSettings(Section):
     )
     store_timeout_s: Seconds = Field(
         5.0,
-        description="Longest wait of a call to the store, and longest time for the call itself, in seconds; then its "
-        "connection is cut and nothing was changed.",
+        description="Longest wait of a request's calls to the store together, and longest time for one call itself, in "
+        "seconds; then its connection is cut and nothing was changed.",
     )
     store_trust_s: Seconds = Field(
         3600.0,

@@ -11,6 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import TypeVar
 
+from gateway.state.budget import store_time
 from gateway.state.database import CommitUnknownError, Database
 from gateway.state.schema import SchemaError, prepare
 from gateway.state.store import OutcomeUnknownError, StoreUnavailableError
@@ -50,12 +51,28 @@ class DatabaseThread:
         return self._thread.submit(bounded)
 
     async def run(self, work: Callable[[Database], _Result]) -> _Result:
-        """Return what ``work`` returns. A change that was begun goes on when the caller is cancelled."""
+        """Return what ``work`` returns. A change that was begun goes on when the caller is cancelled.
+
+        Raises ``StoreUnavailableError``, also when the calls that share their time have used it up.
+        """
+        time, clock = store_time(), asyncio.get_running_loop().time
+        left_s = self._limit_s - time.spent_s
+        if left_s <= 0:
+            raise StoreUnavailableError(
+                f"the database took more than {self._limit_s:g} s for earlier calls; this call was not made"
+            )
+        begun_s = clock()
+        try:
+            return await self._answer(work, within_s=left_s)
+        finally:
+            time.spent_s += clock() - begun_s
+
+    async def _answer(self, work: Callable[[Database], _Result], *, within_s: float) -> _Result:
         call = self._submit(lambda: self._attempt(work))
         answer = asyncio.wrap_future(call)
         answer.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may be left to look at it
         try:
-            ended, _ = await asyncio.wait({answer}, timeout=self._limit_s)
+            ended, _ = await asyncio.wait({answer}, timeout=within_s)
         except asyncio.CancelledError:
             call.cancel()
             raise

@@ -16,6 +16,7 @@ from fastapi.routing import APIRoute
 from gateway.api.admin.changes import Changes
 from gateway.errors import ApiError, AuthenticationError, BodyTimeoutError, BodyTooLargeError, InvalidRequestError
 from gateway.http.content_encoding import coding_of, decoded
+from gateway.state.budget import shared_store_time
 from kvcontrol.core.finite import FINITE, non_finite
 
 MAX_BODY_BYTES: Final = 1 << 20
@@ -100,7 +101,8 @@ class AdminRoute(APIRoute):
             await bounded.body()  # here, since FastAPI would make a 400 of what goes wrong with it
             try:
                 await bounded.check_numbers()
-                return await handle(bounded)
+                with shared_store_time():
+                    return await handle(bounded)
             except ApiError as refusal:
                 changes: Changes = request.app.state.admin_changes
                 if (replayed := await changes.replayed_after(refusal, bounded)) is not None:
