@@ -73,6 +73,11 @@ class SwapReport:
         return all(each.step in {Step.CHANGED, Step.UNCHANGED} for each in self.steps.values())
 
     @property
+    def unfinished(self) -> bool:
+        """Whether an instance may not have gone back."""
+        return any(each.step is Step.ROLLBACK_FAILED for each in self.steps.values())
+
+    @property
     def mistaken(self) -> bool:
         """Whether the change is impossible on every instance, also later."""
         return bool(self.steps) and all(each.mistaken for each in self.steps.values())
@@ -97,8 +102,8 @@ class Choice:
     strategies: Mapping[str, str]
 
 
-Noted = Callable[[Mapping[InstanceId, Policy]], Awaitable[None]]
-"""Writes what instances ran before a change."""
+Noted = Callable[[Mapping[InstanceId, Policy]], Awaitable[Mapping[InstanceId, Policy]]]
+"""Writes what instances ran before a change, given what they run, and returns it."""
 
 
 class SwapBusyError(Exception):
@@ -162,7 +167,8 @@ class PolicySwap:
     async def swap(self, instances: Sequence[Instance], policy: Policy, *, noted: Noted) -> SwapReport:
         """Make all instances run ``policy``, or leave them all as they were. The caller has its ``exclusive``.
 
-        Before any instance is told, ``noted`` gets what each runs; what it raises ends the change.
+        Before any instance is told, ``noted`` gets what each runs and returns what each goes back to; what it raises
+        ends the change.
         """
         reports = await asyncio.gather(*(self._ask(each) for each in instances))
         before: dict[InstanceId, Policy] = {}
@@ -189,8 +195,10 @@ class PolicySwap:
                     for each in instances
                 }
             )
-        await noted(before)
-        results = await asyncio.gather(*(self._change(each, policy, before[each.id]) for each in instances))
+        ran, before = before, dict(await noted(before))
+        results = await asyncio.gather(
+            *(self._change(each, policy, ran[each.id], before[each.id]) for each in instances)
+        )
         steps = dict(zip((each.id for each in instances), results, strict=True))
         report = SwapReport(steps=steps)
         return report if report.done else await self.roll_back(instances, report)
@@ -221,8 +229,8 @@ class PolicySwap:
         except InstanceControlError as error:
             return error
 
-    async def _change(self, instance: Instance, policy: Policy, before: Policy | None) -> InstanceStep:
-        if before == policy:
+    async def _change(self, instance: Instance, policy: Policy, ran: Policy, before: Policy) -> InstanceStep:
+        if ran == before == policy:
             return InstanceStep(step=Step.UNCHANGED, reason="", before=before)
         try:
             await self.send(instance, policy)

@@ -1,8 +1,9 @@
-"""Undoes the operations of gateways that died.
+"""Undoes the operations of gateways that died, and those whose rollback did not reach every instance.
 
 An operation is pending in the store until it ends, and its gateway renews its lease every second. When a lease of
 ``LEASE_S`` has expired, the first other gateway that notices takes the operation over: instances return to their
-previous state, or to the state in the store, and the audit log records the undo.
+previous state, or to the state in the store, and the audit log records the undo. A gateway abandons its own operation
+when an instance did not answer its rollback; whichever gateway takes it over, the outcome in the audit log stays.
 """
 
 import json
@@ -23,6 +24,7 @@ from kvcontrol.core.ids import InstanceId
 LEASE_S: Final = 5.0
 _AWAITED_S: Final = 600.0
 """Longest wait for an instance that left the registry: it may register itself again."""
+_BEGUN: Final = "begun"
 _UNDONE: Final = "undone"
 _INTERRUPTED: Final = "interrupted"
 """Outcome of an undone operation, and of one whose effect is unknown."""
@@ -74,7 +76,9 @@ class Rescue:
         self._problems.report(
             ProblemKind.OPERATION,
             _subject(operation),
-            f"the gateway that began to {what} has ended; this gateway undoes the change",
+            f"the gateway that began to {what} has ended; this gateway undoes the change"
+            if operation.action.outcome == _BEGUN
+            else f"the rollback of {what} did not reach every instance; this gateway goes on with it",
         )
         note = read_note(operation.note)
         for each in note.policies:
@@ -101,14 +105,15 @@ class Rescue:
             instance = InstanceId(each.instance)
             if each.kind in self._swap.owed(instance) and (awaited or self._registry.knows(instance)):
                 return
-        outcome = _UNDONE if note.policies or note.pins else _INTERRUPTED
-        detail = json.dumps(
-            {**json.loads(operation.action.detail), "interrupted": "the gateway that began it has ended"}
-        )
-        with suppress(OperationLostError):  # another gateway has ended it
-            await self._store.apply(
-                [], action=replace(operation.action, outcome=outcome, detail=detail), completes=operation.number
+        action = operation.action
+        if action.outcome == _BEGUN:
+            action = replace(
+                action,
+                outcome=_UNDONE if note.policies or note.pins else _INTERRUPTED,
+                detail=json.dumps({**json.loads(action.detail), "interrupted": "the gateway that began it has ended"}),
             )
+        with suppress(OperationLostError):  # another gateway has ended it
+            await self._store.apply([], action=action, completes=operation.number)
         self._problems.clear(ProblemKind.OPERATION, _subject(operation))
         del self._taken[operation.number]
 

@@ -4,7 +4,7 @@ Both drivers are used blocking, on one thread of their own: the store is read at
 client's request, so one connection does, and one code path is tested against both. What differs is in a ``Database``.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from gateway.state import statements
 from gateway.state.database import Database
@@ -52,8 +52,12 @@ class SqlStore:
     async def document(self, kind: Kind, name: str) -> Document | None:
         return await self._thread.run(lambda database: statements.document(database, kind, name))
 
-    async def begin(self, action: Action, *, lease_s: float) -> int:
-        return await self._thread.run(lambda database: statements.begin(database, Record(action, self._bound), lease_s))
+    async def begin(self, action: Action, *, lease_s: float, excludes: Collection[str] = ()) -> int:
+        record = Record(action, self._bound)
+        return await self._thread.run(lambda database: statements.begin(database, record, lease_s, excludes))
+
+    async def abandon(self, number: int, action: Action) -> None:
+        await self._thread.run(lambda database: statements.abandon(database, number, action))
 
     async def note(self, number: int, note: str, *, lease_s: float) -> None:
         await self._thread.run(lambda database: statements.note(database, number, note, lease_s))

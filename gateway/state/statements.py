@@ -3,7 +3,7 @@
 Times are those of the database's clock, so that gateways whose clocks differ agree.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Final, NamedTuple
 
 from gateway.state.database import Database, Row
@@ -20,7 +20,7 @@ from gateway.state.documents import (
     Remembered,
     Revision,
 )
-from gateway.state.store import ConflictError, OperationLostError, Remember, RepeatedKeyError
+from gateway.state.store import ConflictError, OperationBusyError, OperationLostError, Remember, RepeatedKeyError
 
 _REMEMBERED_S: Final = 24 * 3600.0
 _MOST_FORGOTTEN: Final = 100
@@ -78,9 +78,17 @@ class Record(NamedTuple):
     """The entry that ends with it; None is a new one."""
 
 
-def begin(database: Database, record: Record, lease_s: float) -> int:
-    """Write an entry of the audit log and a pending operation, and return their number."""
+def begin(database: Database, record: Record, lease_s: float, excludes: Collection[str] = ()) -> int:
+    """Write an entry of the audit log and a pending operation, and return their number; raises
+    ``OperationBusyError``.
+    """
     with database.transaction():
+        for each in operations(database) if excludes else ():
+            if each.action.action in excludes and not each.abandoned:
+                raise OperationBusyError(
+                    f"{each.action.action} {each.action.target} by {each.action.actor} has not ended "
+                    f"(entry {each.number} of the audit log)"
+                )
         now_s = database.now()
         number = _entry(database, record, now_s)
         database.execute(
@@ -140,6 +148,17 @@ def take(database: Database, number: int, lease_s: float) -> bool:
         )
 
 
+def abandon(database: Database, number: int, action: Action) -> None:
+    """Write the outcome of an operation and let any gateway take it over; raises ``OperationLostError``."""
+    with database.transaction():
+        if not database.rows(
+            "UPDATE kvgate_acts SET until_s = 0, abandoned = 1 WHERE number = ? AND abandoned = 0 RETURNING number",
+            [number],
+        ):
+            raise _lost(number)
+        _outcome(database, number, action)
+
+
 def _lost(number: int) -> OperationLostError:
     return OperationLostError(f"operation {number} has ended or is undone by another gateway: its lease expired")
 
@@ -159,6 +178,12 @@ def _entry(database: Database, record: Record, now_s: float) -> int:
     return int(number)
 
 
+def _outcome(database: Database, number: int, action: Action) -> None:
+    database.execute(
+        "UPDATE kvgate_audit SET outcome = ?, detail = ? WHERE number = ?", [action.outcome, action.detail, number]
+    )
+
+
 def apply(
     database: Database, changes: Sequence[Change], record: Record, remember: Remember | None
 ) -> list[Document | None]:
@@ -173,10 +198,7 @@ def apply(
         elif not database.rows("DELETE FROM kvgate_acts WHERE number = ? RETURNING number", [record.completes]):
             raise _lost(record.completes)
         else:
-            database.execute(
-                "UPDATE kvgate_audit SET outcome = ?, detail = ? WHERE number = ?",
-                [record.action.outcome, record.action.detail, record.completes],
-            )
+            _outcome(database, record.completes, record.action)
         if remember is not None:
             _remember(database, remember(after), now_s)
         return after
@@ -262,6 +284,7 @@ def audit(database: Database, limit: int, before: int | None, bound: AuditBound)
 
 __all__ = [
     "Record",
+    "abandon",
     "apply",
     "audit",
     "begin",

@@ -3,12 +3,13 @@
 StoreError
 ├── ConflictError            a document does not have the expected version; nothing was changed
 ├── RepeatedKeyError         this idempotency key was remembered a moment ago; nothing was changed
-├── ActLostError             another gateway took this one for dead, and undoes what it did; nothing was changed
+├── OperationBusyError       an operation that excludes this one has not ended; nothing was changed
+├── OperationLostError       another gateway took this one for dead, and undoes what it did; nothing was changed
 └── StoreUnavailableError    the database can't be reached or is stuck; nothing was changed, and nothing will be
     └── OutcomeUnknownError  the database was lost in the middle of a commit: the change may have been made
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 from gateway.state.documents import Action, AuditEntry, Change, Document, Kind, PendingOperation, Remembered, Revision
@@ -34,6 +35,10 @@ class ConflictError(StoreError):
 
 class RepeatedKeyError(StoreError):
     """Another request with the same idempotency key came first."""
+
+
+class OperationBusyError(StoreError):
+    """An operation that excludes the new one has not ended."""
 
 
 class OperationLostError(StoreError):
@@ -69,10 +74,17 @@ class Store(Protocol):
 
     async def document(self, kind: Kind, name: str) -> Document | None: ...
 
-    async def begin(self, action: Action, *, lease_s: float) -> int:
+    async def begin(self, action: Action, *, lease_s: float, excludes: Collection[str] = ()) -> int:
         """Write an audit entry before the change that it records, and return its number.
 
-        It is a pending operation until ``apply`` ends it; its owner renews the lease within ``lease_s``.
+        It is a pending operation until ``apply`` ends it; its owner renews the lease within ``lease_s``. Raises
+        ``OperationBusyError`` while an operation whose action is one of ``excludes`` is pending and not abandoned.
+        """
+        ...
+
+    async def abandon(self, number: int, action: Action) -> None:
+        """Write the outcome of an operation whose undo is not complete, and let the first gateway that notices take it
+        over; raises ``OperationLostError``.
         """
         ...
 
@@ -124,6 +136,7 @@ class Store(Protocol):
 
 __all__ = [
     "ConflictError",
+    "OperationBusyError",
     "OperationLostError",
     "OutcomeUnknownError",
     "Remember",

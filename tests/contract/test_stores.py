@@ -19,6 +19,7 @@ from gateway.state import (
     ConflictError,
     Delete,
     Kind,
+    OperationBusyError,
     OperationLostError,
     Put,
     Remembered,
@@ -233,6 +234,26 @@ async def test_an_act_is_open_until_it_ends_and_whoever_takes_it_over_ends_it_in
     assert await owner.document(Kind.TENANT, "acme") is None
     assert [each.action.outcome for each in await owner.audit(limit=10)] == ["undone"]
     assert list(await owner.operations()) == []
+    await owner.close()
+    await other.close()
+
+
+async def test_an_operation_excludes_others_until_it_ends_or_is_abandoned(opener: Opener) -> None:
+    owner, other = opener(), opener()
+    begun = replace(ACT, outcome="begun")
+    number = await owner.begin(begun, lease_s=3600)
+    with pytest.raises(OperationBusyError, match=f"has not ended .entry {number} of the audit log"):
+        await other.begin(begun, lease_s=60, excludes=[ACT.action])
+    assert len(await other.audit(limit=10)) == 1
+    await owner.abandon(number, replace(ACT, outcome="rolled_back"))
+    with pytest.raises(OperationLostError):
+        await owner.abandon(number, ACT)
+    [operation] = await other.operations()
+    assert (operation.abandoned, operation.action.outcome) == (True, "rolled_back")
+    assert operation.left_s < 0
+    second = await other.begin(begun, lease_s=60, excludes=[ACT.action])
+    await other.apply([], action=ACT, completes=second)
+    await owner.begin(begun, lease_s=60, excludes=[ACT.action])
     await owner.close()
     await other.close()
 

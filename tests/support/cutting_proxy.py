@@ -1,4 +1,4 @@
-"""A TCP proxy that cuts a connection at a chosen moment: after a request was carried out, before its answer."""
+"""A TCP proxy that cuts or holds a connection at a chosen moment: after a request was done, before its answer."""
 
 import asyncio
 import threading
@@ -15,6 +15,15 @@ class CuttingProxy:
         self._connections: set[asyncio.Task[None]] = set()
         self.port = 0
         self.cuts = 0
+        self._held_markers: list[bytes] = []
+        self.holding = False
+
+    def hold_at(self, *markers: bytes) -> None:
+        """Hold all answers once these were sent, one after the other, until ``let_go``."""
+        self._held_markers = list(markers)
+
+    def let_go(self) -> None:
+        self.holding = False
 
     def cut_at(self, marker: bytes) -> None:
         """Close the next connection that is sent this, once the server has answered that; its client gets nothing."""
@@ -46,6 +55,9 @@ class CuttingProxy:
             if self._marker is not None and self._marker in data:
                 self._marker = None
                 cutting.set()
+            if self._held_markers and self._held_markers[0] in data:
+                del self._held_markers[0]
+                self.holding = not self._held_markers
             writer.write(data)
             await writer.drain()
 
@@ -54,6 +66,8 @@ class CuttingProxy:
             if cutting.is_set():
                 self.cuts += 1
                 return
+            while self.holding:
+                await asyncio.sleep(0.01)
             writer.write(data)
             await writer.drain()
 

@@ -116,10 +116,13 @@ class AutoSwap:
         detail = body.model_dump(mode="json") | {"reason": decision.reason, "undo": decision.undo}
         async with self._changes.operation(_RULE, _SWAP, _TARGET, detail, undone="rolled_back") as operation:
 
-            async def note(before: Mapping[InstanceId, Policy]) -> None:
+            async def note(ran: Mapping[InstanceId, Policy]) -> Mapping[InstanceId, Policy]:
+                before = await self._changes.operations.ran_before(ran)
                 await self._changes.operations.note(operation, UndoNote(policies=noted(before)))
+                return before
 
             report = await self._swap.swap(instances, policy, noted=note)
+            operation.unfinished = report.unfinished
             if not report.done:
                 refused = detail | {"why_not": report.why_not}
                 await self._changes.end(operation, _RULE.action(_SWAP, _TARGET, refused, outcome="rolled_back"))
@@ -130,7 +133,8 @@ class AutoSwap:
             try:
                 await store.apply([change], action=_RULE.action(_SWAP, _TARGET, detail), completes=operation.number)
             except BaseException:
-                await self._swap.roll_back(instances, report)  # an operator's change came first, or the store is away
+                back = await self._swap.roll_back(instances, report)
+                operation.unfinished = back.unfinished  # an operator's change came first, or the store is away
                 raise
             self._changes.operations.over(operation)
         await self._changes.refresh()

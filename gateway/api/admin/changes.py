@@ -134,13 +134,15 @@ class Changes:
         undone: str = "failed",
     ) -> AsyncIterator[Operation]:
         """Let the block make a change outside of the store, which ``apply`` with the operation ends; ``undone`` is the
-        outcome if the block raises. Raises ``StoreUnavailableError`` before the block runs.
+        outcome if the block raises. Raises ``StoreUnavailableError``, ``OperationBusyError`` before the block runs.
         """
         operation = await self.operations.begin(author.action(verb, target, detail, outcome=_BEGUN))
         try:
             yield operation
         except BaseException as error:
             if not operation.ended:
+                cut = not isinstance(error, Exception)  # in the middle of the change
+                operation.unfinished = operation.unfinished or (operation.noted and cut)
                 action = author.action(verb, target, detail, outcome=undone)
                 if isinstance(error, ApiError):
                     await self.end(operation, action)
@@ -151,7 +153,10 @@ class Changes:
     async def end(self, operation: Operation, action: Action) -> None:
         """Write the outcome of an operation that stores nothing and is not answered as done."""
         try:
-            await self._store.apply([], action=action, completes=operation.number)
+            if operation.unfinished:
+                await self._store.abandon(operation.number, action)
+            else:
+                await self._store.apply([], action=action, completes=operation.number)
         except StoreUnavailableError as error:
             _log_later(action, error)
             self.operations.keep(operation, action)

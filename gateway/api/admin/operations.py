@@ -1,19 +1,23 @@
 """Operations of operators outside of the store: pending in the store from before they start until they have ended.
 
 Each gateway renews the lease of its operations every second; another gateway undoes those whose lease has expired
-(``fleet/rescue.py``). An outcome that the store could not take at once is written later.
+(``fleet/rescue.py``). One change of policies is pending at a time over all gateways of the store. An outcome that the
+store could not take at once is written later.
 """
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from time import monotonic
 from typing import Final
 
+from gateway.fleet.policies import Policy
 from gateway.fleet.rescue import LEASE_S
-from gateway.fleet.undo_note import UndoNote
+from gateway.fleet.undo_note import UndoNote, read_note
 from gateway.state import (
     Action,
+    Kind,
     OperationLostError,
     Remember,
     Remembered,
@@ -21,6 +25,7 @@ from gateway.state import (
     Store,
     StoreUnavailableError,
 )
+from kvcontrol.core.ids import InstanceId
 
 _EVERY_S: Final = 1.0
 _CHANGES_POLICIES: Final = frozenset({"swap", "apply"})
@@ -30,10 +35,15 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Operation:
-    """An operation in progress: the number of its audit entry, and whether the store knows its outcome."""
+    """An operation in progress: the number of its audit entry, and whether the store knows its outcome.
+
+    ``noted`` is whether instances may have been changed; ``unfinished``, whether some may still have to go back.
+    """
 
     number: int
     ended: bool = field(default=False, kw_only=True)
+    noted: bool = field(default=False, kw_only=True)
+    unfinished: bool = field(default=False, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +51,7 @@ class _End:
     number: int
     action: Action
     remember: Remembered | None
+    unfinished: bool
 
 
 class Operations:
@@ -52,17 +63,40 @@ class Operations:
         self._ends: list[_End] = []
 
     async def begin(self, action: Action) -> Operation:
-        """Begin an operation; raises ``StoreUnavailableError``."""
-        operation = Operation(await self._store.begin(action, lease_s=LEASE_S))
+        """Begin an operation; raises ``StoreUnavailableError``, and ``OperationBusyError`` for a change of policies
+        while another gateway makes one.
+        """
+        excludes = _CHANGES_POLICIES if action.action in _CHANGES_POLICIES else ()
+        operation = Operation(await self._store.begin(action, lease_s=LEASE_S, excludes=excludes))
         self._open.add(operation.number)
         return operation
 
     async def note(self, operation: Operation, note: UndoNote) -> None:
         """Write how to undo an operation, before its change is made.
 
-        Raises ``StoreUnavailableError``, ``OperationLostError``.
+        Raises ``StoreUnavailableError``, ``OperationLostError``. Where it returns, the lease has not expired: a
+        process that was stopped meanwhile may be undone by another gateway, and must change nothing more.
         """
+        asked_s = monotonic()
         await self._store.note(operation.number, note.text(), lease_s=LEASE_S)
+        if monotonic() - asked_s >= LEASE_S:
+            raise OperationLostError(
+                f"operation {operation.number} may be undone by another gateway: this one stood still for {LEASE_S:g} s"
+            )
+        operation.noted = True
+
+    async def ran_before(self, ran: Mapping[InstanceId, Policy]) -> dict[InstanceId, Policy]:
+        """Return what instances ran before, given what they run: an instance that an abandoned change may have left at
+        another policy will return to the one in its note, unless a policy is stored. Raises ``StoreUnavailableError``.
+        """
+        stored = {each.name for each in await self._store.documents(Kind.POLICY)}
+        before: dict[InstanceId, Policy] = {}
+        for operation in await self._store.operations():
+            for each in read_note(operation.note).policies if operation.abandoned else ():
+                instance = InstanceId(each.instance)
+                if instance in ran and ran[instance].kind == each.kind and each.kind not in stored:
+                    before.setdefault(instance, Policy(kind=each.kind, name=each.name, params=each.params))
+        return {**ran, **before}
 
     def over(self, operation: Operation) -> None:
         """Note that the store knows the outcome of an operation."""
@@ -72,7 +106,9 @@ class Operations:
     def keep(self, operation: Operation, action: Action, remember: Remembered | None = None) -> None:
         """Write this outcome, and the answer to its idempotency key, as soon as the store is available."""
         operation.ended = True
-        self._ends.append(_End(number=operation.number, action=action, remember=remember))
+        self._ends.append(
+            _End(number=operation.number, action=action, remember=remember, unfinished=operation.unfinished)
+        )
 
     def remembered(self, key: str) -> Remembered | None:
         """Return the answer to an idempotency key, if it is not written yet."""
@@ -89,7 +125,12 @@ class Operations:
         while self._ends:
             end = self._ends[0]
             try:
-                await self._store.apply([], action=end.action, remember=_remember(end.remember), completes=end.number)
+                if end.unfinished:
+                    await self._store.abandon(end.number, end.action)
+                else:
+                    await self._store.apply(
+                        [], action=end.action, remember=_remember(end.remember), completes=end.number
+                    )
             except RepeatedKeyError:  # another gateway has carried out the same request
                 await self._store.apply([], action=end.action, completes=end.number)
             except OperationLostError as error:

@@ -174,10 +174,13 @@ def _add_swap(router: APIRouter, changes: Changes, registry: Registry, swap: Pol
             answer, target = body.model_dump(mode="json"), f"policies/{kind}"
             async with changes.operation(mutation, "swap", target, answer, undone="rolled_back") as operation:
 
-                async def noted(before: Mapping[InstanceId, Policy]) -> None:
+                async def noted(ran: Mapping[InstanceId, Policy]) -> Mapping[InstanceId, Policy]:
+                    before = await changes.operations.ran_before(ran)
                     await changes.operations.note(operation, UndoNote(policies=policies_noted(before)))
+                    return before
 
                 report = await swap.swap(instances, policy, noted=noted)
+                operation.unfinished = report.unfinished
                 detail = answer | {"instances": _steps(report)}
                 if not report.done:
                     await changes.end(operation, mutation.action("swap", target, detail, outcome="rolled_back"))
@@ -193,7 +196,8 @@ def _add_swap(router: APIRouter, changes: Changes, registry: Registry, swap: Pol
                         operation=operation,
                     )
                 except Exception:
-                    await swap.roll_back(instances, report)  # somebody else's change came first, or the store is away
+                    back = await swap.roll_back(instances, report)
+                    operation.unfinished = back.unfinished  # somebody else's change came first, or the store is away
                     raise
 
 

@@ -129,19 +129,22 @@ def _add_apply(
             async with changes.operation(mutation, "apply", target, detail, undone="rolled_back") as operation:
                 before: list[NotedPolicy] = []
 
-                async def noted(more: Mapping[InstanceId, Policy]) -> None:
+                async def noted(ran: Mapping[InstanceId, Policy]) -> Mapping[InstanceId, Policy]:
+                    more = await changes.operations.ran_before(ran)
                     before.extend(policies_noted(more))
                     await changes.operations.note(operation, UndoNote(policies=before))
+                    return more
 
-                swapped = await _swap_all(swap, registry.reporting(), wanted_policies(preset), noted=noted)
-                puts: list[Change] = [
-                    Put(kind=Kind.PRESET, name=CURRENT_PRESET, body=written(body, present), expected=wanted)
-                ]
-                puts += [
-                    Put(kind=Kind.POLICY, name=policy.kind, body=written(PolicyBody(name=policy.name)))
-                    for policy, _, _ in swapped
-                ]
+                swapped: list[_Swapped] = []
                 try:
+                    await _swap_all(swap, registry.reporting(), wanted_policies(preset), noted=noted, done=swapped)
+                    puts: list[Change] = [
+                        Put(kind=Kind.PRESET, name=CURRENT_PRESET, body=written(body, present), expected=wanted)
+                    ]
+                    puts += [
+                        Put(kind=Kind.POLICY, name=policy.kind, body=written(PolicyBody(name=policy.name)))
+                        for policy, _, _ in swapped
+                    ]
                     return await changes.apply(
                         puts,
                         mutation=mutation,
@@ -151,7 +154,7 @@ def _add_apply(
                         operation=operation,
                     )
                 except Exception:
-                    await _roll_back(swap, swapped)
+                    operation.unfinished = not await _roll_back(swap, swapped)
                     raise
 
     @router.delete("/presets/current", status_code=204)
@@ -188,24 +191,28 @@ _Swapped = tuple[Policy, tuple[Instance, ...], SwapReport]
 
 
 async def _swap_all(
-    swap: PolicySwap, instances: tuple[Instance, ...], policies: tuple[Policy, ...], *, noted: Noted
-) -> list[_Swapped]:
-    """Swap each policy on the instances that have its kind; all of them, or raise ``ConflictApiError`` and none."""
+    swap: PolicySwap,
+    instances: tuple[Instance, ...],
+    policies: tuple[Policy, ...],
+    *,
+    noted: Noted,
+    done: list[_Swapped],
+) -> None:
+    """Swap each policy on the instances that have its kind, and add each change to ``done``; raises
+    ``ConflictApiError`` after one that failed.
+    """
     kinds = {each.id: await _kinds(swap, each) for each in instances}
-    done: list[_Swapped] = []
     for policy in policies:
         having = tuple(each for each in instances if policy.kind in kinds[each.id])
         if not having:
             continue
         report = await swap.swap(having, policy, noted=noted)
+        done.append((policy, having, report))
         if not report.done:
-            await _roll_back(swap, done)
             raise ConflictApiError(
                 f"the preset's policy {policy.name!r} of kind {policy.kind!r} was not applied; {report.why_not}",
                 code="policy_refused",
             )
-        done.append((policy, having, report))
-    return done
 
 
 async def _kinds(swap: PolicySwap, instance: Instance) -> frozenset[str]:
@@ -218,9 +225,13 @@ async def _kinds(swap: PolicySwap, instance: Instance) -> frozenset[str]:
         raise ConflictApiError(f"{instance.id}: {error}", code="policy_refused") from None
 
 
-async def _roll_back(swap: PolicySwap, done: list[_Swapped]) -> None:
+async def _roll_back(swap: PolicySwap, done: list[_Swapped]) -> bool:
+    """Roll back all changes; return whether every instance went back."""
+    complete = True
     for _, instances, report in reversed(done):
-        await swap.roll_back(instances, report)
+        back = await swap.roll_back(instances, report) if report.done else report
+        complete = complete and not back.unfinished
+    return complete
 
 
 def _view(preset: Preset) -> PresetView:

@@ -12,7 +12,7 @@ from gateway.api.admin.keys import keys_router
 from gateway.api.admin.quotas import quotas_router
 from gateway.api.admin.tenants import tenants_router
 from gateway.errors import ApiError, ConflictApiError, InvalidRequestError
-from gateway.state import OperationLostError, StoreUnavailableError
+from gateway.state import OperationBusyError, OperationLostError, StoreUnavailableError
 from gateway.state.shared_clock import SharedClock
 from gateway.state.stored import UnreadableDocumentError
 
@@ -40,6 +40,7 @@ def add_failure_handlers(app: FastAPI) -> None:
     app.add_exception_handler(ApiError, _refused)
     app.add_exception_handler(StoreUnavailableError, _unavailable)
     app.add_exception_handler(UnreadableDocumentError, _unreadable)
+    app.add_exception_handler(OperationBusyError, _busy)
     app.add_exception_handler(OperationLostError, _lost)
     app.add_exception_handler(RequestValidationError, _invalid)
 
@@ -68,6 +69,15 @@ async def _lost(request: Request, error: Exception) -> Response:
     if not isinstance(error, OperationLostError):
         raise error
     return await _refused(request, ConflictApiError(f"{error}; read what holds now and try again", code="act_lost"))
+
+
+async def _busy(request: Request, error: Exception) -> Response:
+    if not isinstance(error, OperationBusyError):
+        raise error
+    busy = ConflictApiError(
+        f"another gateway is changing policies: {error}; try again", code="policy_change_under_way", retry_after_s=2
+    )
+    return await _refused(request, busy)
 
 
 async def _unreadable(request: Request, error: Exception) -> Response:

@@ -41,12 +41,13 @@ class Doomed:
 
 
 @asynccontextmanager
-async def doomed(state_dir: Path, engines: dict[str, ScriptedEngine]) -> AsyncIterator[Doomed]:
+async def doomed(state_dir: Path, engines: dict[str, ScriptedEngine], **settings: str) -> AsyncIterator[Doomed]:
     process = await start(
         state_dir,
         KVGATE_INSTANCES=json.dumps(instances(engines)),
         KVGATE_ADMIN_KEY=ADMIN_KEY,
         KVGATE_HEALTH_INTERVAL_S="0.05",
+        **settings,
     )
     try:
         url = await listening(process)
