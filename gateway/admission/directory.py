@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
-from typing import TypeVar
 
 from gateway.limits import UNLIMITED, TenantLimits
 from gateway.problems import ProblemKind, Problems
@@ -20,7 +19,7 @@ from gateway.state.store import Store, StoreUnavailableError
 from gateway.state.stored import DocumentReader, UnreadableDocumentError, read, read_in_part
 from gateway.types import TenantId
 
-_Value = TypeVar("_Value")
+_KINDS = (Kind.KEY, Kind.TENANT, Kind.QUOTA, Kind.PRESET, Kind.WORKLOAD, Kind.POLICY, Kind.PIN)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,18 +66,22 @@ class DirectoryReader:
         self._reader = DocumentReader(problems)
 
     async def read(self) -> Directory:
-        """Read all of it; raises ``StoreUnavailableError``.
-
-        The revision is read first: a change in between makes the next look find another one, and read again.
-        """
-        revision = await self._store.revision()
-        keys = await self._store.documents(Kind.KEY)
-        tenants = await self._all(Kind.TENANT, partial(read, TenantBody), otherwise=_tenant_in_part)
-        quotas = await self._all(Kind.QUOTA, partial(read, QuotaBody), otherwise=partial(read_in_part, QuotaBody))
+        """Read all of it, as it is at one moment; raises ``StoreUnavailableError``."""
+        stored = await self._store.snapshot(_KINDS)
+        documents = stored.documents
+        keys = documents[Kind.KEY]
+        tenants = self._reader.read(
+            Kind.TENANT, documents[Kind.TENANT], partial(read, TenantBody), otherwise=_tenant_in_part
+        )
+        quotas = self._reader.read(
+            Kind.QUOTA, documents[Kind.QUOTA], partial(read, QuotaBody), otherwise=partial(read_in_part, QuotaBody)
+        )
+        presets = self._reader.read(Kind.PRESET, documents[Kind.PRESET], partial(read, PresetBody))
+        policies = self._reader.read(Kind.POLICY, documents[Kind.POLICY], partial(read, PolicyBody))
+        pins = self._reader.read(Kind.PIN, documents[Kind.PIN], partial(read, PinBody))
         limits = {name: each.limits() for name, each in quotas.items()}
-        presets = await self._all(Kind.PRESET, partial(read, PresetBody))
         return Directory(
-            revision=revision,
+            revision=stored.revision,
             keys=MappingProxyType(
                 {
                     digest: key
@@ -92,20 +95,11 @@ class DirectoryReader:
             suspended=frozenset(TenantId(name) for name, each in tenants.items() if each.suspended),
             tenants=frozenset(map(TenantId, tenants)),
             preset=presets.get(CURRENT_PRESET),
-            workloads=MappingProxyType({each.name: each.body for each in await self._store.documents(Kind.WORKLOAD)}),
-            policies=MappingProxyType(await self._all(Kind.POLICY, partial(read, PolicyBody))),
-            pins=MappingProxyType(await self._all(Kind.PIN, partial(read, PinBody))),
+            workloads=MappingProxyType({each.name: each.body for each in documents[Kind.WORKLOAD]}),
+            policies=MappingProxyType(policies),
+            pins=MappingProxyType(pins),
             whole=self._reader.whole,
         )
-
-    async def _all(
-        self,
-        kind: Kind,
-        parse: Callable[[Document], _Value],
-        *,
-        otherwise: Callable[[UnreadableDocumentError, _Value | None], _Value | None] = lambda _, before: before,
-    ) -> dict[str, _Value]:
-        return self._reader.read(kind, await self._store.documents(kind), parse, otherwise=otherwise)
 
 
 def _key(document: Document) -> tuple[bytes, KnownKey | None]:

@@ -93,12 +93,13 @@ class ConfigSync:
         """
         if self._membership is None:
             return
-        revision = await self._store.revision()
-        if revision == self._revision:
+        if await self._store.revision() == self._revision:
             return
-        documents = await self._store.documents(Kind.INSTANCE)
-        routing = await self._store.documents(Kind.ROUTING)
-        desired = self._reader.read(Kind.INSTANCE, documents, partial(read, InstanceBody), otherwise=_in_part)
+        stored = await self._store.snapshot([Kind.INSTANCE, Kind.ROUTING])
+        routing = stored.documents[Kind.ROUTING]
+        desired = self._reader.read(
+            Kind.INSTANCE, stored.documents[Kind.INSTANCE], partial(read, InstanceBody), otherwise=_in_part
+        )
         bodies = {InstanceId(name): body for name, body in desired.items()}
         self._take_routing(self._reader.read(Kind.ROUTING, routing, partial(read, RoutingBody)).get(ROUTING_NAME))
         self._drained = frozenset(name for name, body in bodies.items() if body.draining)
@@ -119,7 +120,7 @@ class ConfigSync:
                 self._registry.drain(each.id, draining=not each.draining)
             if each.assigned_role is not self._roles.get(each.id):
                 self._registry.assign(each.id, self._roles.get(each.id))
-        self._revision = revision
+        self._revision = stored.revision
 
     async def run(self, interval_s: float) -> None:
         """Look again and again, for ever; raises ``StoreUnavailableError``, which ends one round of it."""

@@ -4,6 +4,7 @@ A document is JSON text under a kind and a name. Its version starts at 1 and gro
 that is deleted and made again goes on counting, so that an old version never fits again.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, NamedTuple
@@ -45,6 +46,14 @@ class Document:
     version: int
     created_at_s: float
     updated_at_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """Documents of several kinds, each kind by name, as they were together at a revision."""
+
+    revision: Revision
+    documents: Mapping[Kind, Sequence[Document]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,6 +19,7 @@ from gateway.state.documents import (
     PendingOperation,
     Remembered,
     Revision,
+    Snapshot,
 )
 from gateway.state.statements import Record
 from gateway.state.store import Remember
@@ -48,6 +49,9 @@ class SqlStore:
 
     async def documents(self, kind: Kind) -> Sequence[Document]:
         return await self._thread.run(lambda database: statements.documents(database, kind))
+
+    async def snapshot(self, kinds: Sequence[Kind]) -> Snapshot:
+        return await self._thread.run(lambda database: statements.snapshot(database, kinds))
 
     async def document(self, kind: Kind, name: str) -> Document | None:
         return await self._thread.run(lambda database: statements.document(database, kind, name))

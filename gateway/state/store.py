@@ -12,7 +12,17 @@ StoreError
 from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
-from gateway.state.documents import Action, AuditEntry, Change, Document, Kind, PendingOperation, Remembered, Revision
+from gateway.state.documents import (
+    Action,
+    AuditEntry,
+    Change,
+    Document,
+    Kind,
+    PendingOperation,
+    Remembered,
+    Revision,
+    Snapshot,
+)
 
 Remember = Callable[[Sequence[Document | None]], Remembered]
 """Makes of the documents after a change what was answered to it."""
@@ -70,6 +80,10 @@ class Store(Protocol):
 
     async def documents(self, kind: Kind) -> Sequence[Document]:
         """Return all documents of a kind, by name."""
+        ...
+
+    async def snapshot(self, kinds: Sequence[Kind]) -> Snapshot:
+        """Return the revision and all documents of these kinds, by name, as they are at one moment."""
         ...
 
     async def document(self, kind: Kind, name: str) -> Document | None: ...

@@ -95,6 +95,19 @@ async def test_documents_come_by_name(store: Store) -> None:
     assert [each.name for each in await store.documents(Kind.KEY)] == ["a", "b", "c"]
 
 
+async def test_a_snapshot_is_the_revision_and_the_documents_of_its_kinds_by_name(store: Store) -> None:
+    kinds = [Kind.KEY, Kind.TENANT]
+    empty = await store.snapshot(kinds)
+    assert (empty.revision, dict(empty.documents)) == (await store.revision(), {Kind.KEY: [], Kind.TENANT: []})
+    for kind, name in ((Kind.KEY, "b"), (Kind.TENANT, "x"), (Kind.KEY, "a"), (Kind.QUOTA, "x"), (Kind.KEY, "gone")):
+        await store.apply([Put(kind=kind, name=name, body="{}")], action=ACT)
+    await store.apply([Delete(kind=Kind.KEY, name="gone")], action=ACT)
+    stored = await store.snapshot(kinds)
+    assert stored.revision == await store.revision()
+    assert dict(stored.documents) == {kind: list(await store.documents(kind)) for kind in kinds}
+    assert [each.name for each in stored.documents[Kind.KEY]] == ["a", "b"]
+
+
 @pytest.mark.parametrize("expected", [ABSENT, 2, 7])
 async def test_a_change_that_expects_another_version_changes_nothing(store: Store, expected: int) -> None:
     await store.apply([Put(kind=Kind.TENANT, name="acme", body="1")], action=ACT)
