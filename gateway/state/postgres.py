@@ -5,6 +5,7 @@ import socket
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from math import ceil
+from threading import Event, Timer
 from typing import Final
 
 from gateway.errors import StateError
@@ -25,6 +26,12 @@ _LOCK: Final = 0x6B76_6761_7465
 """Number of the advisory lock that makes writers take turns, as SQLite's do: changes are rare and small."""
 
 _KEEPALIVE_S: Final = 5
+_LEAST_CONNECT_S: Final = 2
+"""PostgreSQL's driver waits no shorter for a connection."""
+
+
+class SilentServerError(Exception):
+    """The server of a connection answers no more."""
 
 
 class PostgresDatabase:
@@ -41,7 +48,7 @@ class PostgresDatabase:
         self._connection = psycopg.connect(
             url,
             autocommit=True,
-            connect_timeout=max(2, ceil(limit_s)),
+            connect_timeout=_connect_limit_s(limit_s),
             application_name="kvgate",
             options=f"-c statement_timeout={limit_ms} -c lock_timeout={limit_ms} -c client_min_messages=warning",
             keepalives=1,
@@ -106,12 +113,53 @@ def _translated(statement: str) -> bytes:
     return statement.replace("?", "%s").encode()
 
 
-def open_postgres(url: str, audit: AuditBound | None = None, *, limit_s: float = CALL_LIMIT_S) -> SqlStore:
-    """Return the store at ``url``; raises ``StateError`` when it can't be reached or used."""
+def _connect_limit_s(limit_s: float) -> int:
+    return max(_LEAST_CONNECT_S, ceil(limit_s))
+
+
+def _place(url: str) -> str:
+    """Return the hosts of a URL and their ports, without the password."""
+    named = psycopg.conninfo.conninfo_to_dict(url)
+    host = named.get("host") or named.get("hostaddr") or "the default host"
+    return f"{host}, port {named.get('port') or 5432}"
+
+
+@contextmanager
+def _answering(database: PostgresDatabase, limit_s: float) -> Iterator[None]:
+    """Leave a server that has not answered all of the block within ``limit_s``: raises ``SilentServerError``."""
+    over = Event()
+
+    def leave() -> None:
+        over.set()
+        database.abort()
+
+    timer = Timer(limit_s, leave)
+    timer.start()
     try:
-        with closing(PostgresDatabase(url)) as database:
+        yield
+    except (psycopg.Error, CommitUnknownError) as error:
+        if over.is_set():
+            raise SilentServerError from error
+        raise
+    finally:
+        timer.cancel()
+        timer.join()
+
+
+def open_postgres(url: str, audit: AuditBound | None = None, *, limit_s: float = CALL_LIMIT_S) -> SqlStore:
+    """Return the store at ``url``; raises ``StateError`` when it can't be reached or used. Blocks for about twice
+    ``limit_s`` at most for each of its servers.
+    """
+    start_limit_s = _connect_limit_s(limit_s)
+    try:
+        with closing(PostgresDatabase(url, limit_s=start_limit_s)) as database, _answering(database, start_limit_s):
             prepare(database)
-    except (psycopg.Error, SchemaError) as error:
+    except (psycopg.errors.ConnectionTimeout, SilentServerError) as error:
+        raise StateError(
+            f"store_url: PostgreSQL can't be used: {_place(url)} did not answer within {start_limit_s} s; look at the "
+            "server and at what is between, then start the gateway again"
+        ) from error
+    except (psycopg.Error, CommitUnknownError, SchemaError) as error:
         raise StateError(f"store_url: PostgreSQL can't be used: {str(error).strip()}") from error
     return SqlStore(
         lambda: PostgresDatabase(url, limit_s=limit_s), unavailable=(psycopg.Error,), audit=audit, limit_s=limit_s

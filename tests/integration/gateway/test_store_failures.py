@@ -11,6 +11,7 @@ import psutil
 import psycopg
 import pytest
 
+from tests.integration.gateway.test_process import refused, start
 from tests.support.admin import ADMIN_KEY, Admin
 from tests.support.cutting_proxy import cutting_proxy
 from tests.support.databases import Server, postgres_server, postgres_url
@@ -187,3 +188,30 @@ async def test_a_connection_that_is_cut_before_the_commit_costs_no_answer_either
             assert (await admin.ok("PUT", "/tenants/acme", {}))["version"] == 1
             assert proxy.cuts == 1
             assert len((await admin.ok("GET", "/audit"))["data"]) == 1
+
+
+@pytest.mark.parametrize(
+    "moment", ["", "SELECT tablename FROM pg_tables", "pg_advisory_xact_lock", "CREATE TABLE", "COMMIT"]
+)
+async def test_a_gateway_does_not_wait_at_its_start_for_a_database_that_goes_silent(
+    tmp_path: Path, server: Server, moment: str
+) -> None:
+    with cutting_proxy(server.port) as proxy:
+        proxy.hold_at(moment.encode())
+        code, said = await refused(
+            await start(
+                tmp_path,
+                KVGATE_STORE_URL=f"postgresql://kvgate:of-no-one@127.0.0.1:{proxy.port}/postgres",
+                KVGATE_SALT_SECRET=SECRET,
+                KVGATE_ADMIN_KEY=ADMIN_KEY,
+                KVGATE_STORE_TIMEOUT_S="1",
+            )
+        )
+        assert proxy.holding
+    assert code == 2
+    assert "store_url: PostgreSQL can't be used" in said
+    assert f"127.0.0.1, port {proxy.port}" in said
+    assert "did not answer within 2 s" in said
+    assert "then start the gateway again" in said
+    assert "of-no-one" not in said
+    assert "Traceback" not in said
