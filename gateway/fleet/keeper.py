@@ -12,7 +12,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from gateway.fleet.budgets import (
     LOWER_TIERS,
@@ -26,6 +26,7 @@ from gateway.fleet.budgets import (
 )
 from gateway.fleet.control import InstanceControl, InstanceControlError
 from gateway.fleet.policies import Policy, PolicySwap, SwapBusyError
+from gateway.fleet.policy_watch import PolicyWatch
 from gateway.limits import KvBudget, TenantLimits
 from gateway.registry import Instance, Registry
 from gateway.types import TenantId
@@ -79,6 +80,15 @@ class _Sent:
     silent_until_s: float = 0.0
 
 
+class Settled(NamedTuple):
+    """What the store says of changes of policies. ``known`` is whether it was read and no gateway is in the middle of
+    one; ``still``, whether none is being undone either.
+    """
+
+    known: bool
+    still: bool
+
+
 class FleetKeeper:
     """The only writer of budgets; ``swap`` writes policies as well, and they exclude each other."""
 
@@ -89,13 +99,12 @@ class FleetKeeper:
         control: InstanceControl,
         swap: PolicySwap,
         desired: Callable[[], DesiredState],
-        settled: Callable[[], Awaitable[bool]],
+        settled: Callable[[], Awaitable[Settled]],
+        watch: PolicyWatch,
         salt: Callable[[TenantId], str],
         clock: Callable[[], float],
     ) -> None:
-        """``settled`` brings what the store says up to date, and returns whether that was possible and no gateway is
-        in the middle of a change of policies.
-        """
+        """``settled`` brings what the store says up to date, and returns what it says of changes."""
         self._registry = registry
         self._control = control
         self._swap = swap
@@ -103,6 +112,7 @@ class FleetKeeper:
         self._salt = salt
         self._clock = clock
         self._settled = settled
+        self._watch = watch
         self._looked_s = clock()
         self._sent: dict[InstanceId, _Sent] = {}
 
@@ -122,8 +132,9 @@ class FleetKeeper:
 
     async def _send(self) -> None:
         present = self._registry.reporting()
-        due = self._clock() - self._looked_s >= _LOOK_EVERY_S or any(map(self._is_new, present))
-        look = due and await self._settled()
+        due = self._clock() - self._looked_s >= _LOOK_EVERY_S or self._watch.doubts or any(map(self._is_new, present))
+        settled = await self._settled() if due else Settled(known=False, still=False)
+        look = settled.known
         if look:
             self._looked_s = self._clock()
         desired = self._desired()
@@ -138,6 +149,9 @@ class FleetKeeper:
         await asyncio.gather(
             *(self._keep(each, self._shares(each, desired) | budgets, desired, look=look) for each in present)
         )
+        self._watch.keep({each.id for each in self._registry.all()})
+        if settled.still and desired.whole:
+            await asyncio.gather(*(self._observe(each, desired) for each in present))
 
     def report(self) -> Mapping[InstanceId, InstanceReport]:
         """Return the state that was sent to each instance."""
@@ -186,6 +200,18 @@ class FleetKeeper:
         for key in sent.budgets.keys() | budgets.keys():
             if sent.budgets.get(key) != budgets.get(key):
                 await self._send_budget(instance, sent, key, budgets.get(key))
+
+    async def _observe(self, instance: Instance, desired: DesiredState) -> None:
+        sent = self._sent.get(instance.id)
+        if sent is None or self._clock() < sent.silent_until_s or self._swap.owed(instance.id):
+            return
+        try:
+            running = await self._swap.running(instance)
+        except InstanceControlError as error:  # it may have no policies; the health checks report one that is away
+            if error.silent:
+                sent.silent_until_s = self._clock() + self._swap.longest_s
+            return
+        self._watch.observe(instance.id, sent.epoch, running, desired.policies)
 
     async def _look_at_budgets(self, instance: Instance, sent: _Sent, budgets: Budgets, *, whole: bool) -> None:
         """Compare an instance's state with the desired one; differences are sent afterwards."""
@@ -263,4 +289,4 @@ class FleetKeeper:
         sent.refused[key] = (target, reason, again_s)
 
 
-__all__ = ["DesiredState", "FleetKeeper", "InstanceReport"]
+__all__ = ["DesiredState", "FleetKeeper", "InstanceReport", "Settled"]

@@ -12,8 +12,10 @@ from gateway.fleet import FleetKeeper, InstanceControl, PolicySwap
 from gateway.fleet.catalogue import PresetCatalogue
 from gateway.fleet.config_sync import ConfigSync
 from gateway.fleet.desired_state import desired_state_of
+from gateway.fleet.keeper import Settled
 from gateway.fleet.pin_expiry import PinExpiry
 from gateway.fleet.pins import PinKeeper
+from gateway.fleet.policy_watch import PolicyWatch
 from gateway.fleet.rescue import Rescue
 from gateway.registry.membership import Loops
 from gateway.state import StoreUnavailableError
@@ -85,6 +87,7 @@ def build_control(
         control=control,
         swap=swap,
         settled=_settled(directory, changes),
+        watch=PolicyWatch(observation.problems),
         desired=lambda: desired_state_of(
             directory.current, presets.all(), base.authenticator.configured, observation.problems
         ),
@@ -139,15 +142,15 @@ def _directory_keeper(base: Base, instances: Instances, observation: Observation
     )
 
 
-def _settled(directory: DirectoryKeeper, changes: Changes) -> Callable[[], Awaitable[bool]]:
-    """Return whether no change of policies is under way, as far as the store can be read."""
+def _settled(directory: DirectoryKeeper, changes: Changes) -> Callable[[], Awaitable[Settled]]:
+    """Return what the store says of changes of policies; where it can't be read, nothing is known."""
 
-    async def settled() -> bool:
+    async def settled() -> Settled:
         try:
             await directory.refresh()
-            return not await changes.operations.policies_change()
+            return await changes.operations.settled()
         except StoreUnavailableError:
-            return False
+            return Settled(known=False, still=False)
 
     return settled
 

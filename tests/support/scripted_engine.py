@@ -103,6 +103,7 @@ class ScriptedEngine:
         self.frozen: list[PolicyChange] | None = None  # what came since it was stopped, read and not answered
         self.policy_status: int | None = None  # answered to PUT /kv/v1/policy instead
         self.policy_gate: asyncio.Event | None = None  # changes of a policy are answered once it is set
+        self.policies_asked = 0
         self.busy_for = 0  # so many changes of a policy are answered with 503
         self.told: list[str] = []  # policies by name, in order
         self.resets = 0
@@ -332,6 +333,7 @@ class ScriptedEngine:
 
     async def get_policies(self, request: web.Request) -> web.Response:
         del request
+        self.policies_asked += 1
         if self.frozen:
             await asyncio.sleep(3600)
         if self.policy_status is not None:

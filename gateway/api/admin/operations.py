@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Final
 
+from gateway.fleet.keeper import Settled
 from gateway.fleet.policies import Policy
 from gateway.fleet.rescue import LEASE_S
 from gateway.fleet.undo_note import UndoNote, read_note
@@ -114,11 +115,10 @@ class Operations:
         """Return the answer to an idempotency key, if it is not written yet."""
         return next((each.remember for each in self._ends if each.remember and each.remember.key == key), None)
 
-    async def policies_change(self) -> bool:
-        """Whether some gateway is changing policies; raises ``StoreUnavailableError``."""
-        return any(
-            each.action.action in _CHANGES_POLICIES and not each.abandoned for each in await self._store.operations()
-        )
+    async def settled(self) -> Settled:
+        """Return whether gateways change policies, or undo changes; raises ``StoreUnavailableError``."""
+        found = [each for each in await self._store.operations() if each.action.action in _CHANGES_POLICIES]
+        return Settled(known=all(each.abandoned for each in found), still=not found)
 
     async def write(self) -> None:
         """Write the outcomes that are not in the store yet; raises ``StoreUnavailableError``."""

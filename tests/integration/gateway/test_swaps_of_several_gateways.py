@@ -166,3 +166,39 @@ async def test_a_swap_goes_back_to_the_note_of_an_unfinished_one_unless_a_policy
     await store.apply([Put(kind=Kind.POLICY, name="eviction", body="{}")], action=begun)
     assert await operations.ran_before(ran) == ran
     await store.close()
+
+
+async def test_a_policy_that_changed_without_a_swap_is_a_problem_until_it_is_back_or_one_is_stored(
+    tmp_path: Path,
+) -> None:
+    a, b = ScriptedEngine(), ScriptedEngine()
+    b.policies["eviction"] = {"kind": "eviction", "name": "fifo", "params": {}}  # as it was started
+    engines = {"a": a, "b": b}
+    async with (
+        a.started(),
+        b.started(),
+        running_gateway(tmp_path, instances=instances(engines), admin_key=ADMIN_KEY) as gateway,
+    ):
+        await gateway.usable(2)
+        admin = Admin(gateway)
+        asked = a.policies_asked
+        await eventually(lambda: a.policies_asked > asked + 1, WITHIN_S)
+        assert await problems(admin) == []
+
+        async def found() -> bool:
+            return await problems(admin) == ["policy"]
+
+        async def none() -> bool:
+            return await problems(admin) == []
+
+        a.policies["eviction"] = S3_FIFO
+        await eventually(found, WITHIN_S)
+        [problem] = (await admin.ok("GET", "/status"))["problems"]
+        assert problem["subject"] == "policy eviction of instance a"
+        assert "it runs 's3fifo' and ran 'lru' before" in problem["message"]
+        a.policies["eviction"] = LRU
+        await eventually(none, WITHIN_S)
+        a.policies["eviction"] = S3_FIFO
+        await eventually(found, WITHIN_S)
+        await admin.ok("PUT", "/policies/eviction", {"name": "fifo"})
+        await eventually(none, WITHIN_S)
