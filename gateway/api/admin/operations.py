@@ -78,9 +78,9 @@ class Operations:
         Raises ``StoreUnavailableError``, ``OperationLostError``. Where it returns, the lease has not expired: a
         process that was stopped meanwhile may be undone by another gateway, and must change nothing more.
         """
-        asked_s = monotonic()
+        began_s = monotonic()
         await self._store.note(operation.number, note.text(), lease_s=LEASE_S)
-        if monotonic() - asked_s >= LEASE_S:
+        if monotonic() - began_s >= LEASE_S:
             raise OperationLostError(
                 f"operation {operation.number} may be undone by another gateway: this one stood still for {LEASE_S:g} s"
             )
