@@ -100,11 +100,14 @@ class DnsWatcher:
 
     async def _answer(self, resolver: dns.asyncresolver.Resolver, name: str, kind: str) -> "dns.resolver.Answer | None":
         try:
-            return await resolver.resolve(name, kind, search=not name.endswith("."))
+            answer = await resolver.resolve(name, kind, search=not name.endswith("."))
         except (dns.resolver.NXDOMAIN, dns.resolver.NoAnswer):
             return None
         except (dns.exception.DNSException, OSError) as error:
             raise DiscoveryError(f"{self.place}: {name} {kind} can't be resolved: {error}") from None
+        finally:
+            _check_cancellation()
+        return answer
 
     def _spec(self, query: DnsQuery, host: str, port: int) -> InstanceSpec:
         shown = host
@@ -118,6 +121,15 @@ class DnsWatcher:
             url=f"{query.scheme}://{shown}:{port}",
             source=self.source,
         )
+
+
+def _check_cancellation() -> None:
+    """Raise a cancellation that the resolver has swallowed: on Python 3.11 ``asyncio.wait_for`` does when its result
+    comes in the same moment.
+    """
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
 
 
 __all__ = ["DnsQuery", "DnsWatcher"]

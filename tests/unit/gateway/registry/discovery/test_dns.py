@@ -1,6 +1,10 @@
+import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from typing import Any
 
+import dns.asyncresolver
+import dns.resolver
 import pytest
 
 from gateway.registry import InstanceSpec
@@ -49,3 +53,24 @@ async def test_several_names_are_one_set() -> None:
         queries = (DnsQuery(name="a.test", port=1), DnsQuery(name="b.test", port=1))
         async with aclosing(watching(zone, *queries)) as seen:
             assert urls(await anext(seen)) == ["http://10.0.0.1:1", "http://10.0.0.2:1"]
+
+
+async def test_a_cancellation_that_the_resolver_swallows_ends_the_watch_all_the_same() -> None:
+    asked = asyncio.Event()
+
+    class Swallowing(dns.asyncresolver.Resolver):
+        """As ``asyncio.wait_for`` does on Python 3.11 when its result comes in the moment of the cancellation."""
+
+        async def resolve(self, *_: object, **__: object) -> Any:
+            asked.set()
+            try:
+                await asyncio.get_running_loop().create_future()
+            except asyncio.CancelledError:
+                raise dns.resolver.NXDOMAIN from None
+
+    watcher = DnsWatcher([DnsQuery(name="pool.test", record="SRV")], interval_s=0.1, servers=["127.0.0.1"])
+    answer = asyncio.ensure_future(watcher._answer(Swallowing(configure=False), "pool.test", "SRV"))
+    await asked.wait()
+    answer.cancel()
+    await asyncio.wait([answer])
+    assert answer.cancelled()
