@@ -30,7 +30,7 @@ def test_it_prints_one_object_with_every_figure() -> None:
     said = json.loads(done.stdout)
     assert said["bench"] == "gateway"
     assert said["metrics"].keys() == METRICS
-    assert all(said["metrics"][name] > 0 for name in METRICS - {"added_p50_us", "added_p99_us"})
+    assert [name for name in METRICS - {"added_p50_us", "added_p99_us"} if not said["metrics"][name] > 0] == []
     assert 1 <= said["metrics"]["hotspot_16k_cold"] < 2
     assert said["metrics"]["affinity_turns"] > 0.5
     assert "ended with 1" in said["not_run"]["broken"]
