@@ -3,5 +3,7 @@
 ENGINE = "lmdeploy.pytorch.engine.engine:Engine"
 TRIE = "lmdeploy.pytorch.paging.block_trie"
 MESSAGES = "lmdeploy.messages"
+SEQUENCES = "lmdeploy.pytorch.messages:SequenceManager"
+STATUS = "lmdeploy.pytorch.messages.MessageStatus"
 
-__all__ = ["ENGINE", "MESSAGES", "TRIE"]
+__all__ = ["ENGINE", "MESSAGES", "SEQUENCES", "STATUS", "TRIE"]

@@ -1,11 +1,9 @@
 """Hooks that let a strategy order all waiting requests."""
 
-from engines.lmdeploy.hooks.names import MESSAGES
+from engines.lmdeploy.hooks.names import MESSAGES, SEQUENCES, STATUS
 from engines.lmdeploy.patching import Hook
 
 _PAGING = "lmdeploy.pytorch.paging"
-_MANAGER = "lmdeploy.pytorch.messages:SequenceManager"
-_STATUS = "lmdeploy.pytorch.messages.MessageStatus"
 
 
 def schedule_hooks() -> list[Hook]:
@@ -101,20 +99,20 @@ def _status_hooks() -> list[Hook]:
 
     return [
         Hook(
-            target=f"{_MANAGER}.register_sequence",
+            target=f"{SEQUENCES}.register_sequence",
             signature="(self, seq: 'SchedulerSequence')",
             replace=scheduler.manager_register,
             why="the queue follows each new sequence",
         ),
         Hook(
-            target=f"{_MANAGER}.unregister_sequence",
+            target=f"{SEQUENCES}.unregister_sequence",
             signature="(self, seq: 'SchedulerSequence')",
             replace=scheduler.manager_unregister,
             why="the queue follows each sequence that ends",
         ),
         Hook(
-            target=f"{_MANAGER}.update_sequence_status",
-            signature=f"(self, seq: 'SchedulerSequence', new_status: {_STATUS})",
+            target=f"{SEQUENCES}.update_sequence_status",
+            signature=f"(self, seq: 'SchedulerSequence', new_status: {STATUS})",
             replace=scheduler.manager_update,
             why="and of each that begins or ceases to wait",
         ),

@@ -1,5 +1,6 @@
 """What is replaced so that every step of an engine is noted, timed, and chosen by a pace."""
 
+from engines.lmdeploy.hooks.names import SEQUENCES, STATUS
 from engines.lmdeploy.patching import Hook
 
 _MAKER = "lmdeploy.pytorch.engine.inputs_maker"
@@ -27,8 +28,6 @@ _AGENT_INIT = (
     "device_ctx: lmdeploy.pytorch.devices.device_manager.DeviceContext, adapters: dict[str, str] = None, "
     f"specdecode_config: {_CONFIG}.SpecDecodeConfig = None, trust_remote_code: bool = False)"
 )
-_MANAGER = "lmdeploy.pytorch.messages:SequenceManager"
-_STATUS = "lmdeploy.pytorch.messages.MessageStatus"
 
 
 def step_hooks() -> list[Hook]:
@@ -172,14 +171,14 @@ def _overlap_hooks() -> list[Hook]:
             why="answers stand still while a chunk is computed",
         ),
         Hook(
-            target=f"{_MANAGER}.unregister_sequence",
+            target=f"{SEQUENCES}.unregister_sequence",
             signature="(self, seq: 'SchedulerSequence')",
             replace=overlap.manager_unregister,
             why="whoever gets the blocks of a chunk that is under way writes after it",
         ),
         Hook(
-            target=f"{_MANAGER}.update_sequence_status",
-            signature=f"(self, seq: 'SchedulerSequence', new_status: {_STATUS})",
+            target=f"{SEQUENCES}.update_sequence_status",
+            signature=f"(self, seq: 'SchedulerSequence', new_status: {STATUS})",
             replace=overlap.manager_update,
             why="whoever gets the blocks of a chunk that is under way writes after it",
         ),

@@ -26,7 +26,8 @@ from functools import partial
 from typing import Any, Final
 
 from engines.lmdeploy.attention.overlapped import overlapped
-from engines.lmdeploy.schedule.step_timeline import OpenStep
+from engines.lmdeploy.schedule.overtaking import is_plain_model
+from engines.lmdeploy.schedule.step_timeline import OpenStep, StepTimeline
 from engines.lmdeploy.schedule.step_watch import timeline_of
 from engines.lmdeploy.schedule.stepped_call import SteppedCall
 
@@ -50,10 +51,11 @@ class _Launch:
 class Overlap:
     """The second stream of one engine. The engine's thread."""
 
-    def __init__(self, agent: Any) -> None:
+    def __init__(self, agent: Any, timeline: StepTimeline) -> None:
         import torch
 
         self._agent = agent
+        self._timeline = timeline
         self._stream = torch.cuda.Stream()
         self._seq: Any = None
         self._end: Any = None
@@ -92,9 +94,9 @@ class Overlap:
 
     def lost(self, seq: Any) -> None:
         """A sequence is not running any more: what is launched from now on may get its blocks."""
-        if seq is self._seq and self.is_busy:
+        if seq is self._seq:
             self._is_lost = True
-            self._join()
+            self.join()
 
     def forget(self) -> None:
         """The engine goes to sleep: a chunk that was sent and not begun is dropped."""
@@ -104,15 +106,9 @@ class Overlap:
 
     async def settled(self) -> None:
         """Wait until the device has computed the chunk that is under way."""
-        if self.is_busy:
-            self._join()
+        self.join()
         while self.is_busy:  # noqa: ASYNC110 - an event of the device, which nobody awaits
             await asyncio.sleep(_POLL_S)
-
-    def before_prompt(self) -> None:
-        """A step that computes prompts is launched next."""
-        if self.is_busy:
-            self._join()
 
     def after_decode(self) -> None:
         """A decode step was launched."""
@@ -127,21 +123,19 @@ class Overlap:
         agent = self._agent
         transfers = lmdeploy.start_kv_connector_step(agent.kv_connector, kv_connector_metadata)
         inputs = agent._prepare_inputs_prefill(inputs, None)  # noqa: SLF001
-        timeline = timeline_of(agent)
-        if timeline is not None:
-            timeline.take(is_decode=False)
+        self._timeline.take(is_decode=False)
         self._stream.wait_stream(agent.stream)
         inputs.record_stream(self._stream)
         self._launch = _Launch(
             call=SteppedCall(partial(self._forward, inputs, torch.cuda.current_device())),
             reserved=self._reserved(reserved_share),
-            step=None if timeline is None else timeline.begin_overlapped(self._stream),
+            step=self._timeline.begin_overlapped(self._stream),
             saves=kv_connector_metadata if transfers else None,
         )
         self.count += 1
         self._launch_part(self._launch)
         if self._is_lost:
-            self._join()
+            self.join()
         nothing = torch.zeros(1, dtype=torch.int64)
         agent._push_output(  # noqa: SLF001
             lmdeploy.BatchedOutputs(
@@ -183,9 +177,7 @@ class Overlap:
                 agent.kv_connector.bind_connector_metadata(launch.saves)
                 agent.kv_connector.start_save_kv()
                 agent.kv_connector.clear_connector_metadata()
-        timeline = timeline_of(agent)
-        if timeline is not None:
-            timeline.end_overlapped(launch.step, self._stream)
+        self._timeline.end_overlapped(launch.step, self._stream)
         self._end = end
 
     def launch_rest(self) -> None:
@@ -193,11 +185,12 @@ class Overlap:
         while self._launch is not None:
             self._launch_part(self._launch)
 
-    def _join(self) -> None:
-        """Let all that is launched from now on wait for the chunk."""
-        self.launch_rest()
-        if self._end is not None:
-            self._agent.stream.wait_event(self._end)
+    def join(self) -> None:
+        """Let everything that is launched from now on wait for the chunk under way, if there is one."""
+        if self.is_busy:
+            self.launch_rest()
+            if self._end is not None:
+                self._agent.stream.wait_event(self._end)
 
     def _reserved(self, share: float) -> int:
         import torch
@@ -222,7 +215,7 @@ def can_overlap(maker: Any) -> bool:
         and agent.world_size == 1
         and maker.config.dp == 1
         and agent.memdecode_agent is None
-        and not (maker.config.is_ssm or maker.config.spec_decoding or maker.config.use_mrope)
+        and is_plain_model(maker.config)
         and not agent.adapters
     )
 
@@ -232,7 +225,9 @@ def provide(maker: Any) -> Overlap:
     agent = maker.executor.model_agent
     overlap = overlap_of(agent)
     if overlap is None:
-        overlap = Overlap(agent)
+        timeline = timeline_of(agent)
+        assert timeline is not None  # noqa: S101 - an engine whose loop begins gets it first
+        overlap = Overlap(agent, timeline)
         setattr(agent, _OVERLAP, overlap)
         setattr(maker.scheduler.seq_manager, _OVERLAP, overlap)
     return overlap
@@ -262,7 +257,7 @@ def agent_step(original: Callable[..., Awaitable[None]]) -> Callable[..., Awaita
             overlap.compute(reserved_share, inputs=inputs, **kwargs)
             return
         if overlap is not None and inputs is not None:
-            overlap.before_prompt()
+            overlap.join()
         await original(self, inputs, delta, *args, **kwargs)
         if overlap is not None and delta is not None:
             overlap.after_decode()

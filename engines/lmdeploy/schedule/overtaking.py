@@ -136,9 +136,12 @@ def can_overtake(maker: Any) -> bool:
     """Return whether chunks of one prompt leave nothing in the model that chunks of another would take away."""
     from lmdeploy.pytorch.strategies.ar.model_agent import ARModelAgentStrategy
 
-    config = maker.config
-    is_plain_model = not (config.is_ssm or config.spec_decoding or config.use_mrope)
-    return is_plain_model and type(maker.model_agent_strategy) is ARModelAgentStrategy
+    return is_plain_model(maker.config) and type(maker.model_agent_strategy) is ARModelAgentStrategy
+
+
+def is_plain_model(config: Any) -> bool:
+    """Return whether a model has no recurrent state, no draft model and no multimodal positions."""
+    return not (config.is_ssm or config.spec_decoding or config.use_mrope)
 
 
 def _is_plain(seq: Any) -> bool:
@@ -183,4 +186,4 @@ def _restore(chunker: Any, parked: _Parked) -> None:
         setattr(chunker, name, value)
 
 
-__all__ = ["Overtaking", "can_overtake"]
+__all__ = ["Overtaking", "can_overtake", "is_plain_model"]

@@ -8,7 +8,7 @@ from engines.lmdeploy.schedule.overlap import provide
 from engines.lmdeploy.schedule.pacing import Pacer, pacer_of
 from engines.lmdeploy.schedule.step_watch import timeline_of
 from kvcontrol.core.steps import StepsQuery
-from kvcontrol.scheduler_ir.pacing import make_pace
+from kvcontrol.scheduler_ir.pacing import ChunkBounds, make_pace
 from tests.support.models import random_prompt
 from tests.support.tiered_engine import NEW_TOKENS, PROMPTS, TieredEngine
 
@@ -31,8 +31,10 @@ def test_restores_beside_a_running_answer_give_the_same_tokens(
 ) -> None:
     name, overlaps = name.split(maxsplit=1)[0], name == OVERLAPS
     pacer(tiered).swap(make_pace(name, PACES[name]))
+    bounds = pacer(tiered)._bounds
     if overlaps:
         pacer(tiered).overlap = provide(pacer(tiered)._maker)
+        pacer(tiered)._bounds = ChunkBounds(block_tokens=16, most_tokens=64)  # every prompt has several chunks
     try:
         for _ in range(2):  # computed, then loaded: the pool holds one prompt of six
 
@@ -53,5 +55,5 @@ def test_restores_beside_a_running_answer_give_the_same_tokens(
         if (overlap := pacer(tiered).overlap) is not None:
             assert overlap.count
     finally:
-        pacer(tiered).overlap = None
+        pacer(tiered).overlap, pacer(tiered)._bounds = None, bounds
         pacer(tiered).swap(make_pace("alternate"))
