@@ -167,8 +167,8 @@ class PolicySwap:
     async def swap(self, instances: Sequence[Instance], policy: Policy, *, noted: Noted) -> SwapReport:
         """Make all instances run ``policy``, or leave them all as they were. The caller has its ``exclusive``.
 
-        Before any instance is told, ``noted`` gets what each runs and returns what each goes back to; what it raises
-        ends the change.
+        Before the first instance is changed, ``noted`` receives the running policy of each and returns the policy for a
+        rollback of each. An exception of ``noted`` ends the change.
         """
         reports = await asyncio.gather(*(self._ask(each) for each in instances))
         before: dict[InstanceId, Policy] = {}

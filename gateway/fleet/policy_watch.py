@@ -1,8 +1,8 @@
 """Reports policies of instances that changed though no change over the fleet was made.
 
-Without a stored policy nothing says what an instance should run: it runs what it was started with. What it runs while
-no change is pending in the store is remembered for its life; another policy later comes from a sender that no gateway
-knows of any more, like a process that was killed while its call was on the way.
+Where no policy is stored, an instance keeps the policy that it was started with. The gateway remembers each instance's
+policy while no change is pending in the store. Another policy later comes from a sender that no gateway knows, such as
+a gateway that was killed while its call was in flight.
 """
 
 from collections.abc import Collection, Mapping

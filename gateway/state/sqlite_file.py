@@ -1,8 +1,8 @@
 """Notices when the file of a SQLite store is no longer the one that was opened.
 
 Where another file is at its path, what is written would go into a file that nobody finds any more, and SQLite would mix
-up the logs of both. A file that is overwritten in place (``cp``) keeps its inode, so its content is looked at as well,
-whenever it has changed: read with its log, the store must go on from what it was.
+up the logs of both. A file that is overwritten in place (``cp``) keeps its inode. So after each change of the file its
+content is compared: the store, read with its log, must have the newest entry of the last comparison, or newer ones.
 
 SQLite changes the file only when it moves its log there. A full disk or a kill may stop it half-way: then the file
 alone is of no use, but nothing is lost, and SQLite moves the same pages again later.
@@ -84,7 +84,7 @@ class SqliteFile:
         return _State(found.st_size, found.st_mtime_ns)
 
     def _goes_on(self, state: _State) -> bool:
-        """Whether the store is what it was at the last look or goes on from it; then it is remembered."""
+        """Return whether the store equals the remembered content or continues it; if so, remember the new content."""
         if not state.size_bytes:
             return not (self._state and self._state.size_bytes)
         try:
