@@ -9,6 +9,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -17,7 +18,6 @@ from gateway.api.admin.changes import Changes
 from gateway.fleet import InstanceControl, InstanceControlError, Policy, PolicySwap, SwapBusyError
 from gateway.fleet.auto_rule import AutoRule, Decision
 from gateway.fleet.evidence import Counted, ShadowEvidence
-from gateway.fleet.undo_note import UndoNote, noted
 from gateway.registry import Instance, Registry
 from gateway.state import ABSENT, Action, Kind, Put, StoreError
 from gateway.state.bodies import PolicyBody
@@ -115,13 +115,8 @@ class AutoSwap:
         present = await store.document(Kind.POLICY, EVICTION)
         detail = body.model_dump(mode="json") | {"reason": decision.reason, "undo": decision.undo}
         async with self._changes.operation(_RULE, _SWAP, _TARGET, detail, undone="rolled_back") as operation:
-
-            async def note(ran: Mapping[InstanceId, Policy]) -> Mapping[InstanceId, Policy]:
-                before = await self._changes.operations.ran_before(ran)
-                await self._changes.operations.note(operation, UndoNote(policies=noted(before)))
-                return before
-
-            report = await self._swap.swap(instances, policy, noted=note)
+            noted = partial(self._changes.operations.note_policies, operation)
+            report = await self._swap.swap(instances, policy, noted=noted)
             operation.unfinished = report.unfinished
             if not report.done:
                 refused = detail | {"why_not": report.why_not}

@@ -153,10 +153,7 @@ class Changes:
     async def end(self, operation: Operation, action: Action) -> None:
         """Write the outcome of an operation that stores nothing and is not answered as done."""
         try:
-            if operation.unfinished:
-                await self._store.abandon(operation.number, action)
-            else:
-                await self._store.apply([], action=action, completes=operation.number)
+            await self.operations.close(operation.number, action, unfinished=operation.unfinished)
         except StoreUnavailableError as error:
             _log_later(action, error)
             self.operations.keep(operation, action)

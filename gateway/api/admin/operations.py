@@ -15,7 +15,7 @@ from typing import Final
 from gateway.fleet.keeper import Settled
 from gateway.fleet.policies import Policy
 from gateway.fleet.rescue import LEASE_S
-from gateway.fleet.undo_note import UndoNote, read_note
+from gateway.fleet.undo_note import NotedPolicy, UndoNote, noted, read_note
 from gateway.state import (
     Action,
     Kind,
@@ -45,6 +45,8 @@ class Operation:
     ended: bool = field(default=False, kw_only=True)
     noted: bool = field(default=False, kw_only=True)
     unfinished: bool = field(default=False, kw_only=True)
+    policies: list[NotedPolicy] = field(default_factory=list, kw_only=True)
+    """What its note contains."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +88,25 @@ class Operations:
             )
         operation.noted = True
 
+    async def note_policies(
+        self, operation: Operation, ran: Mapping[InstanceId, Policy]
+    ) -> Mapping[InstanceId, Policy]:
+        """Add the policies that instances run to the note of an operation, and return the policies for a rollback.
+
+        Raises like ``note``.
+        """
+        before = await self.ran_before(ran)
+        operation.policies += noted(before)
+        await self.note(operation, UndoNote(policies=operation.policies))
+        return before
+
+    async def close(self, number: int, action: Action, *, unfinished: bool, remember: Remember | None = None) -> None:
+        """Write the outcome of an operation; an unfinished one is left to the first gateway that notices it."""
+        if unfinished:
+            await self._store.abandon(number, action)
+        else:
+            await self._store.apply([], action=action, remember=remember, completes=number)
+
     async def ran_before(self, ran: Mapping[InstanceId, Policy]) -> dict[InstanceId, Policy]:
         """Return what instances ran before, given what they run: an instance that an abandoned change may have left at
         another policy will return to the one in its note, unless a policy is stored. Raises ``StoreUnavailableError``.
@@ -125,12 +146,7 @@ class Operations:
         while self._ends:
             end = self._ends[0]
             try:
-                if end.unfinished:
-                    await self._store.abandon(end.number, end.action)
-                else:
-                    await self._store.apply(
-                        [], action=end.action, remember=_remember(end.remember), completes=end.number
-                    )
+                await self.close(end.number, end.action, unfinished=end.unfinished, remember=_remember(end.remember))
             except RepeatedKeyError:  # another gateway has carried out the same request
                 await self._store.apply([], action=end.action, completes=end.number)
             except OperationLostError as error:

@@ -1,8 +1,9 @@
 """``/admin/v1/policies`` and ``/admin/v1/prefix-cache/reset``: changes of all instances at once."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from math import ceil
 from typing import Annotated, Any, Literal
 
@@ -24,13 +25,10 @@ from gateway.fleet import (
     SwapReport,
     reset_prefix_caches,
 )
-from gateway.fleet.undo_note import UndoNote
-from gateway.fleet.undo_note import noted as policies_noted
 from gateway.registry import Instance, Registry
 from gateway.state import Document, Kind, Put
 from gateway.state.bodies import NAME_PATTERN, PolicyBody
 from gateway.state.stored import read, readable, written
-from kvcontrol.core.ids import InstanceId
 
 PolicyKind = Annotated[
     str,
@@ -173,12 +171,7 @@ def _add_swap(router: APIRouter, changes: Changes, registry: Registry, swap: Pol
                 raise NoInstanceError("no instance with /kv/v1 is usable now", retry_after_s=2)
             answer, target = body.model_dump(mode="json"), f"policies/{kind}"
             async with changes.operation(mutation, "swap", target, answer, undone="rolled_back") as operation:
-
-                async def noted(ran: Mapping[InstanceId, Policy]) -> Mapping[InstanceId, Policy]:
-                    before = await changes.operations.ran_before(ran)
-                    await changes.operations.note(operation, UndoNote(policies=policies_noted(before)))
-                    return before
-
+                noted = partial(changes.operations.note_policies, operation)
                 report = await swap.swap(instances, policy, noted=noted)
                 operation.unfinished = report.unfinished
                 detail = answer | {"instances": _steps(report)}

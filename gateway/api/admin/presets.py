@@ -1,6 +1,6 @@
 """``/admin/v1/presets``: built-in presets, the fleet's preset, and settings that need a restart."""
 
-from collections.abc import Mapping
+from functools import partial
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Path, Response
@@ -15,13 +15,10 @@ from gateway.fleet import InstanceControlError, Policy, PolicySwap, SwapReport
 from gateway.fleet.catalogue import PresetCatalogue
 from gateway.fleet.policies import Noted
 from gateway.fleet.presets import Value, differences, hot_values, start_values, wanted_policies
-from gateway.fleet.undo_note import NotedPolicy, UndoNote
-from gateway.fleet.undo_note import noted as policies_noted
 from gateway.registry import Instance, Registry
 from gateway.state import Change, Document, Kind, Put
 from gateway.state.bodies import CURRENT_PRESET, NAME_PATTERN, PolicyBody, PresetBody
 from gateway.state.stored import read, written
-from kvcontrol.core.ids import InstanceId
 from kvcontrol.presets import Preset, UnknownPresetError
 
 PresetName = Annotated[str, Path(pattern=NAME_PATTERN, description="A preset's name, like long-context-32k.")]
@@ -127,14 +124,7 @@ def _add_apply(
                 raise mutation.stale(Kind.PRESET, CURRENT_PRESET, 0 if present is None else present.version)
             detail, target = body.model_dump(mode="json"), f"presets/{body.name}"
             async with changes.operation(mutation, "apply", target, detail, undone="rolled_back") as operation:
-                before: list[NotedPolicy] = []
-
-                async def noted(ran: Mapping[InstanceId, Policy]) -> Mapping[InstanceId, Policy]:
-                    more = await changes.operations.ran_before(ran)
-                    before.extend(policies_noted(more))
-                    await changes.operations.note(operation, UndoNote(policies=before))
-                    return more
-
+                noted = partial(changes.operations.note_policies, operation)
                 swapped: list[_Swapped] = []
                 try:
                     await _swap_all(swap, registry.reporting(), wanted_policies(preset), noted=noted, done=swapped)
