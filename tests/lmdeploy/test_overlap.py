@@ -1,7 +1,7 @@
 """Chunks beside decode steps in a running engine: the same tokens, whoever leaves, and the order on the device."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +9,10 @@ import pytest
 
 from engines.lmdeploy.cpu.device import CpuEvent, CpuStream
 from engines.lmdeploy.schedule.overlap import Overlap, provide
-from engines.lmdeploy.schedule.pacing import Pacer, pacer_of
-from engines.lmdeploy.schedule.step_watch import timeline_of
-from kvcontrol.core.steps import Step, StepsQuery
 from kvcontrol.scheduler_ir.pacing import make_pace
-from tests.support.engine import ANSWER_WITHIN_S, LocalEngine, Sampling
+from tests.support.engine import LocalEngine, Sampling
 from tests.support.models import greedy_reference, random_prompt
+from tests.support.paced_engine import pacer, run, steps, until
 
 pytestmark = pytest.mark.engine
 
@@ -73,37 +71,12 @@ def engine(tiny_llama: Path) -> Iterator[Start]:
         assert (found.errors, found.failed) == (0, False)
 
 
-def pacer(local: LocalEngine) -> Pacer:
-    found = pacer_of(local.engine.scheduler)
-    assert found is not None
-    return found
-
-
 def overlapping(local: LocalEngine) -> Overlap:
     """Give an engine whose loop runs its second stream, which only GPUs get by themselves."""
     overlap = provide(pacer(local)._maker)
     overlap.make_event = HeldEvent
     pacer(local).overlap = overlap
     return overlap
-
-
-def steps(local: LocalEngine, after: int = 0) -> list[Step]:
-    timeline = timeline_of(local.engine.scheduler)
-    return [] if timeline is None else timeline.report(StepsQuery(last=8192, after=after)).steps
-
-
-def run(local: LocalEngine, story: Coroutine[Any, Any, Any]) -> Any:
-    async def bounded() -> Any:
-        local.engine.start_loop()
-        async with asyncio.timeout(ANSWER_WITHIN_S):
-            return await story
-
-    return local.runner.run(bounded())
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():
-        await asyncio.sleep(0.001)
 
 
 async def answering(local: LocalEngine, new_tokens: int = 1000) -> "asyncio.Future[Sequence[int]]":

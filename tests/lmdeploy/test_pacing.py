@@ -2,18 +2,16 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from engines.lmdeploy.schedule.pacing import Pacer, pacer_of
-from engines.lmdeploy.schedule.step_watch import timeline_of
-from kvcontrol.core.steps import Step, StepsQuery
+from kvcontrol.core.steps import Step
 from kvcontrol.scheduler_ir.pacing import make_pace
-from tests.support.engine import ANSWER_WITHIN_S, LocalEngine, Sampling
+from tests.support.engine import LocalEngine, Sampling
 from tests.support.models import greedy_reference, random_prompt
+from tests.support.paced_engine import pacer, run, steps, until
 
 pytestmark = pytest.mark.engine
 
@@ -67,34 +65,9 @@ def expected(tiny_llama: Path, prompts: list[list[int]]) -> list[list[int]]:
     return greedy_reference(tiny_llama, prompts, NEW_TOKENS)
 
 
-def pacer(local: LocalEngine) -> Pacer:
-    found = pacer_of(local.engine.scheduler)
-    assert found is not None
-    return found
-
-
-def steps(local: LocalEngine, after: int = 0) -> list[Step]:
-    timeline = timeline_of(local.engine.scheduler)
-    return [] if timeline is None else timeline.report(StepsQuery(last=8192, after=after)).steps
-
-
 def last(local: LocalEngine) -> int:
     found = steps(local)
     return found[-1].number if found else 0
-
-
-def run(local: LocalEngine, story: Coroutine[Any, Any, Any]) -> Any:
-    async def bounded() -> Any:
-        local.engine.start_loop()
-        async with asyncio.timeout(ANSWER_WITHIN_S):
-            return await story
-
-    return local.runner.run(bounded())
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():
-        await asyncio.sleep(0.001)
 
 
 async def beside(local: LocalEngine, prompts: Sequence[Sequence[int]], new_tokens: int = 1200) -> list[Step]:
