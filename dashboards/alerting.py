@@ -113,6 +113,3 @@ _Dumper.add_representer(str, _text)
 
 def _written(content: Mapping[str, Any]) -> str:
     return _HEAD + yaml.dump(dict(content), Dumper=_Dumper, sort_keys=False, width=1000)
-
-
-__all__ = ["DATA_SOURCE", "FOLDER", "WEBHOOK", "notifications", "rules"]

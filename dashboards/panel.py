@@ -141,23 +141,3 @@ def quantiles(histogram: str, where: str = "") -> tuple[Query, Query, Query]:
 def mean(histogram: str, by: str = "", where: str = "") -> str:
     """Return a histogram's mean."""
     return f"{rate(f'{histogram}_sum', by, where)} / {rate(f'{histogram}_count', by, where)}"
-
-
-__all__ = [
-    "Board",
-    "Look",
-    "Panel",
-    "Proof",
-    "Query",
-    "Row",
-    "Shown",
-    "lines",
-    "mean",
-    "number",
-    "quantile",
-    "quantiles",
-    "query",
-    "quiet",
-    "rate",
-    "stacked",
-]

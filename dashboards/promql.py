@@ -47,6 +47,3 @@ def _selectors(node: Any) -> Iterator[str]:
             yield from _selectors(inner)
     for argument in getattr(node, "args", None) or ():
         yield from _selectors(argument)
-
-
-__all__ = ["filled", "selected", "series_in", "series_of_samples"]

@@ -74,6 +74,3 @@ def _table(series: Iterable[Series], used: dict[str, list[str]]) -> Iterator[str
 
 def _readers(names: Iterable[str]) -> str:
     return ", ".join(names)
-
-
-__all__ = ["reference", "usage"]

@@ -128,6 +128,3 @@ def _targets(queries: Sequence[Query], look: Look) -> list[prometheus.Dataquery]
         target.exemplar("_bucket" in query.expr and look is Look.LINES)
         made.append(target)
     return made
-
-
-__all__ = ["GRAFANA", "render"]

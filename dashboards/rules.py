@@ -44,6 +44,3 @@ def load_rules(path: Path = RULES_FILE) -> tuple[Rule, ...]:
         for group in groups
         for each in group["rules"]
     )
-
-
-__all__ = ["RULES_FILE", "Rule", "load_rules"]

@@ -49,5 +49,3 @@ class TenantLimits:
 
 
 UNLIMITED: Final = TenantLimits()
-
-__all__ = ["UNLIMITED", "KvBudget", "Priority", "SloClass", "TenantLimits"]

@@ -200,6 +200,3 @@ async def _refuse(exchange: Exchange, error: ApiError, record: RequestRecord) ->
     elif not exchange.started:  # or it is a whole answer that its client doesn't take: the server ends the connection
         limits = () if error.headers else record.limits
         await exchange.refuse(error, [(b"x-request-id", record.request_id.encode()), *limits])
-
-
-__all__ = ["Limits", "Pipeline"]

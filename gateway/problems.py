@@ -71,6 +71,3 @@ class Problems:
         """Return how many there are of each kind, kinds without any included."""
         found = Counter(kind for kind, _ in self._found)
         return {kind: found[kind] for kind in ProblemKind}
-
-
-__all__ = ["Problem", "ProblemKind", "Problems"]

@@ -66,6 +66,3 @@ async def running(
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-__all__ = ["running", "supervised", "until_one_ends"]

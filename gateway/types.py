@@ -61,6 +61,3 @@ class Usage:
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int | None
-
-
-__all__ = ["Dialect", "Operation", "RequestId", "Tenant", "TenantId", "Usage"]

@@ -9,6 +9,3 @@ def installed_version() -> str:
         return importlib.metadata.version("kvgate")
     except importlib.metadata.PackageNotFoundError:
         return "source"
-
-
-__all__ = ["installed_version"]

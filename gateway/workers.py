@@ -148,6 +148,3 @@ def end_with(lifeline: int) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=watch, name="lifeline", daemon=True).start()
-
-
-__all__ = ["WORKERS_LATER_S", "Workers", "end_with"]

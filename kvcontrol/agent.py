@@ -159,6 +159,3 @@ class KVAgent:
         if run.collided:
             self.metrics.collided()
         return run.block_ids
-
-
-__all__ = ["PROBE_EVERY_S", "KVAgent", "LoadPlan", "SavePlan"]

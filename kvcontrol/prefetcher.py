@@ -103,6 +103,3 @@ class Prefetcher:
         """Return a key's block if NVMe alone has it."""
         block = self._hierarchy.find(BlockHash(key)) if isinstance(key, bytes) else None
         return block if block is not None and self._hierarchy.locate(block) == (CacheTier.NVME,) else None
-
-
-__all__ = ["PrefetchCounts", "Prefetcher"]

@@ -156,6 +156,3 @@ def _break_evens(hierarchy: HierarchyManager, block_tokens: int) -> dict[CacheTi
         if blocks is not None:
             found[tier] = -1.0 if blocks == math.inf else blocks
     return found
-
-
-__all__ = ["offload_stats", "quotas", "tier_stats", "times"]

@@ -196,17 +196,3 @@ class PrepareBoard:
         if done:
             self.note(f"{what}: {time.monotonic() - since_s:.1f} s")
         self._step = None
-
-
-__all__ = [
-    "PrepareBoard",
-    "StartBoard",
-    "Terminal",
-    "draws_unicode",
-    "errors",
-    "locale_is_utf8",
-    "output",
-    "plain",
-    "show_failure",
-    "write_out",
-]

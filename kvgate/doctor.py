@@ -302,6 +302,3 @@ def _table(findings: Sequence[Finding]) -> Table:
         advice = f"\n[dim]->[/] {escape(finding.advice)}" if finding.advice else ""
         table.add_row(f"[{colour}]{finding.verdict}[/]", finding.check, escape(finding.found) + advice)
     return table
-
-
-__all__ = ["Finding", "Verdict", "doctor", "examine"]

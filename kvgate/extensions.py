@@ -60,6 +60,3 @@ def _summary(entry: EntryPoint) -> str:
     except (ImportError, AttributeError) as error:
         return f"Not available: {error}"
     return str(text).strip().partition("\n")[0]
-
-
-__all__ = ["GROUP", "ExtensionCommand", "extensions", "none_installed"]

@@ -13,6 +13,3 @@ class CommandError(Exception):
         self.message = message
         self.advice = advice
         super().__init__(message)
-
-
-__all__ = ["CommandError"]

@@ -24,6 +24,3 @@ def takes(options: type[Options]) -> Callable[[Callable[[Options], None]], Calla
         return run
 
     return decorate
-
-
-__all__ = ["takes"]

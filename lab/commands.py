@@ -40,6 +40,3 @@ def simulate() -> Callable[..., None]:
     from lab.simulate.command import simulate as command
 
     return command
-
-
-__all__ = ["bench", "conformance", "plan", "replay", "simulate"]

@@ -37,6 +37,3 @@ def write_picture(figure: Any, path: Path) -> None:
     drawn = io.BytesIO()
     figure.savefig(drawn, format=path.suffix[1:].lower())
     write_whole(path, drawn.getvalue())
-
-
-__all__ = ["write_picture", "write_whole"]

@@ -149,6 +149,3 @@ def _cpu_name() -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
-
-
-__all__ = ["Cell", "Grid", "Host", "Report"]

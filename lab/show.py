@@ -20,6 +20,3 @@ def show(report: Report, *, as_json: bool = False, as_markdown: bool = False) ->
         for table in report.as_tables():
             table.width = Measurement.get(output, output.options.update(max_width=_MAX_WIDTH), table).maximum
             output.print(table, crop=False)
-
-
-__all__ = ["show"]

@@ -107,6 +107,3 @@ def _user(content: str) -> Message:
 def _zipf(kind: Rag) -> Iterator[float]:
     for rank in range(1, kind.documents + 1):
         yield rank**-kind.skew
-
-
-__all__ = ["Talk", "Texts"]

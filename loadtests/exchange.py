@@ -223,6 +223,3 @@ def words_of(url: str, model: str, *, api_key: str | None) -> Words:
         raise TargetError(f"{url}/tokenize: {error}") from error
     finally:
         client.close()
-
-
-__all__ = ["Client", "Message", "Reply", "TargetError", "only_model", "words_of"]

@@ -212,20 +212,3 @@ def _check_load(path: Path, load: Load) -> None:
 def _scaled(kind: Kind, scale: float) -> Kind:
     lengths = [each.name for each in fields(kind) if each.name.endswith("_tokens")]
     return replace(kind, **{name: max(1, round(getattr(kind, name) * scale)) for name in lengths})
-
-
-__all__ = [
-    "FOLDER",
-    "SHAPES",
-    "Agent",
-    "Batch",
-    "Chat",
-    "Kind",
-    "Load",
-    "Rag",
-    "Scenario",
-    "ScenarioError",
-    "Thresholds",
-    "names",
-    "read_scenario",
-]

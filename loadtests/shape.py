@@ -30,6 +30,3 @@ def spawned_per_s(load: Load) -> float:
     """Return how many users may come or go in a second: enough for the shape to be what it says."""
     most = max(load.users, load.peak)
     return max(1.0, most / max(load.ramp_s, 1.0), float(most) if load.shape == "bursts" else 1.0)
-
-
-__all__ = ["spawned_per_s", "users_at"]

@@ -54,6 +54,3 @@ def _over_all(stats: RequestStats, figure: str) -> StatsEntry:
 
 def _percentile(entry: StatsEntry, share: float) -> float | None:
     return float(entry.get_response_time_percentile(share)) if entry.num_requests else None
-
-
-__all__ = ["CACHED", "ITL", "PROMPT", "TTFT", "count", "figures"]

@@ -131,16 +131,3 @@ class BatchUser(Person):
 
 
 ALL: tuple[type[Person], ...] = (ChatUser, AgentUser, RagUser, BatchUser)
-
-__all__ = [
-    "ALL",
-    "STAGES",
-    "AgentUser",
-    "BatchUser",
-    "ChatUser",
-    "Person",
-    "RagUser",
-    "RequestFailed",
-    "RequestShed",
-    "Stage",
-]

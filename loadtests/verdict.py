@@ -36,6 +36,3 @@ def broken(thresholds: Thresholds, figures: Figures) -> Iterator[str]:
             yield f"{name}: not known; {side} {limit:g}"
         elif (seen > limit) if side == "max" else (seen < limit):
             yield f"{name} is {seen:.4g}; {side} {limit:g}"
-
-
-__all__ = ["Figures", "broken"]

@@ -39,6 +39,3 @@ def block_list(hierarchy: HierarchyManager, query: BlockQuery, *, unit_bytes: in
 
     youngest = heapq.nsmallest(query.limit, matching(), key=lambda each: each[0])
     return BlockList(total=total, blocks=[info for _, info in youngest])
-
-
-__all__ = ["block_list"]

@@ -26,6 +26,3 @@ def call_at_once(work: Callable[[], _Answer], *, timeout_s: float) -> _Answer:
     """Call an engine that lives on the caller's thread."""
     del timeout_s
     return work()
-
-
-__all__ = ["CALL_TIMEOUT_S", "CallEngine", "EngineBusyError", "call_at_once"]

@@ -12,6 +12,3 @@ class RefusedError(ValueError):
 
 class EngineUnavailableError(RuntimeError):
     """The engine did not answer in time, or failed to."""
-
-
-__all__ = ["EngineUnavailableError", "RefusedError"]

@@ -277,15 +277,3 @@ def _adaptive(policy: AdaptivePolicy) -> AdaptiveReport:
         behind_blocks=state.behind_blocks,
         switches=state.switches,
     )
-
-
-__all__ = [
-    "EVICTION",
-    "EngineCache",
-    "EvictionControl",
-    "EvictionCounts",
-    "EvictionTarget",
-    "MakePolicy",
-    "TierBelow",
-    "kind_of",
-]

@@ -35,6 +35,3 @@ def histogram(series: Series, samples: Iterable[tuple[tuple[str, ...], Sequence[
         buckets = list(zip(ends, accumulate(counts), strict=True))
         made.add_metric(labels, buckets=buckets, sum_value=total)
     return made
-
-
-__all__ = ["Sample", "family", "histogram", "single"]

@@ -35,6 +35,3 @@ class Guard:
             if self.errors & (self.errors - 1) == 0:  # 1st, 2nd, 4th, 8th...: a log, not a flood
                 _log.exception("%s failed to %s (%d failures so far)", self._owner, what, self.errors)
             return otherwise
-
-
-__all__ = ["Guard"]

@@ -32,6 +32,3 @@ def block_hashes(texts: Iterable[str], *, field: str = "hashes") -> list[BlockHa
             raise RefusedError(f"{field}: {text[:64]!r} is no name of a block; it is {2 * HASH_BYTES} hex digits")
         keys.append(BlockHash(bytes.fromhex(text)))
     return keys
-
-
-__all__ = ["block_hashes", "parsed"]

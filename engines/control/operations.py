@@ -19,20 +19,3 @@ INVALIDATE: Final = b"invalidate"
 
 Operation = Callable[[bytes], bytes]
 """Returns the answer to a request's body, both JSON. Raises ``RefusedError`` for what the client can mend."""
-
-__all__ = [
-    "BLOCKS",
-    "INVALIDATE",
-    "MIGRATE",
-    "PIN",
-    "POLICY",
-    "PREFIXES",
-    "QUOTAS",
-    "RESET",
-    "SET_POLICY",
-    "SET_QUOTA",
-    "SNAPSHOT",
-    "STATS",
-    "UNPIN",
-    "Operation",
-]

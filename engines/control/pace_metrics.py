@@ -19,6 +19,3 @@ def pace_series(name: str, report: PaceReport) -> Iterator[Metric]:
     outcomes = {"overtook": report.overtook - report.gave_way, "gave_way": report.gave_way}
     yield family(catalogue.PACE_OVERTOOK, (((outcome,), count) for outcome, count in outcomes.items()))
     yield single(catalogue.PACE_ERRORS, report.errors)
-
-
-__all__ = ["pace_series"]

@@ -270,6 +270,3 @@ class PinBook:
         gone = self._memory.forget_doomed()
         if gone:
             self._forget_below(gone | self._below.following(gone))
-
-
-__all__ = ["WORK_EVERY_S", "PinBook", "PinRules", "PinnedMemory", "TakenOut"]

@@ -260,15 +260,3 @@ def follow_up(
         found.update(dict.fromkeys(fresh))
         waiting += fresh
     return found
-
-
-__all__ = [
-    "PIN_BODIES",
-    "HeldBelow",
-    "Limit",
-    "PinLedger",
-    "Pinned",
-    "counted",
-    "follow_up",
-    "limit_of",
-]

@@ -62,6 +62,3 @@ class PinControl:
 
     def _between_steps(self, work: Callable[[], _Answer]) -> _Answer:
         return self._call(work, timeout_s=CALL_TIMEOUT_S)
-
-
-__all__ = ["PinControl", "PinnedBlocks"]

@@ -120,6 +120,3 @@ class PolicyControl:
 
     def _between_steps(self, work: partial[None]) -> None:
         self._call(work, timeout_s=CALL_TIMEOUT_S)
-
-
-__all__ = ["PACE", "SHADOW", "PolicyControl", "PolicyKind"]

@@ -69,6 +69,3 @@ def _numbers(change: PolicyChange) -> Mapping[str, float]:
         except OverflowError:
             raise RefusedError(f"params: {name} has {len(str(value))} digits; numbers up to 1e308 are taken") from None
     return numbers
-
-
-__all__ = ["change_of", "pace_of", "policy_of", "strategy_of"]

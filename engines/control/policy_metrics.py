@@ -58,6 +58,3 @@ def _shadow_series(shadow: ShadowBody) -> Iterator[Metric]:
     yield single(catalogue.SHADOW_REQUESTS, shadow.requests)
     yield single(catalogue.SHADOW_SKIPPED, shadow.skipped_requests)
     yield single(catalogue.SHADOW_BUSY, shadow.busy_s)
-
-
-__all__ = ["policy_series"]

@@ -139,14 +139,3 @@ def _too_large(limit_bytes: int) -> Response:
 
 def _error(status: int, code: str, message: str) -> Response:
     return JSONResponse({"error": {"message": message, "type": code, "param": None, "code": code}}, status_code=status)
-
-
-__all__ = [
-    "MAX_BODY_BYTES",
-    "MAX_POLICY_BODY_BYTES",
-    "SWAP_WITHIN_S",
-    "Ask",
-    "answered",
-    "mount_control",
-    "whole_number",
-]

@@ -82,6 +82,3 @@ class ScheduleControl:
             effective_params=dict(STRATEGIES[self._spec.name].values(self._spec.parameters)),
             schedule=report,
         )
-
-
-__all__ = ["SCHEDULE", "ScheduleControl", "StrategyQueue"]

@@ -21,6 +21,3 @@ def schedule_series(strategy: str, report: ScheduleReport) -> Iterator[Metric]:
     yield single(catalogue.QUEUE_RETURNED, report.returned)
     yield single(catalogue.QUEUE_ERRORS, report.errors)
     yield single(catalogue.QUEUE_REPAIRS, report.repairs)
-
-
-__all__ = ["schedule_series"]

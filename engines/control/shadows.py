@@ -65,6 +65,3 @@ def shadow_body(shadow: ShadowPolicies) -> ShadowBody:
         skipped_requests=report.skipped_requests,
         busy_s=report.busy_s,
     )
-
-
-__all__ = ["ShadowTimer", "check_shadow", "shadow_body", "shadows_of"]

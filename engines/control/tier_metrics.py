@@ -174,15 +174,3 @@ def _cost_series(offload: OffloadStats) -> Iterator[Metric]:
         catalogue.LOAD_BREAK_EVEN, (((tier.value,), blocks) for tier, blocks in offload.break_even_blocks.items())
     )
     yield family(catalogue.PREFETCH_BLOCKS, (((what,), blocks) for what, blocks in offload.prefetches.items()))
-
-
-__all__ = [
-    "TenantCounts",
-    "TierCounts",
-    "bounded",
-    "hbm_counts",
-    "offload_series",
-    "tenant_series",
-    "tier_counts",
-    "tier_series",
-]

@@ -150,6 +150,3 @@ def quota_of(body: QuotaBody, unit_bytes: int) -> TenantQuota:
     guaranteed = -(-exact.guaranteed_bytes // unit_bytes)
     burst = None if exact.burst_bytes is None else max(guaranteed, exact.burst_bytes // unit_bytes)
     return TenantQuota(guaranteed_bytes=guaranteed, burst_bytes=burst, weight=exact.weight)
-
-
-__all__ = ["TierControl", "quota_of"]

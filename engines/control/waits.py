@@ -57,6 +57,3 @@ class WaitCounts:
             )
             for priority, counts in self._classes.items()
         }
-
-
-__all__ = ["WaitCounts"]

@@ -356,14 +356,3 @@ def _batched(events: Iterator[KvEvent]) -> Iterator[list[KvEvent]]:
         blocks += size
     if batch:
         yield batch
-
-
-__all__ = [
-    "DEFAULT_PENDING_BLOCKS",
-    "DEFAULT_REPLAY_BATCHES",
-    "MAX_BATCH_BLOCKS",
-    "EventLog",
-    "LogCounters",
-    "Published",
-    "Resident",
-]

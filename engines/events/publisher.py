@@ -271,16 +271,3 @@ def without_publisher(operations: Mapping[bytes, Operation]) -> dict[bytes, Publ
 
 def _resolved(socket: Any) -> str:
     return str(socket.getsockopt_string(zmq.LAST_ENDPOINT))
-
-
-__all__ = [
-    "ERROR",
-    "OK",
-    "REFUSED",
-    "TOPIC",
-    "EndpointError",
-    "Endpoints",
-    "EventPublisher",
-    "PublisherOperation",
-    "without_publisher",
-]

@@ -366,17 +366,3 @@ def _lmdeploy_version() -> str:
     import lmdeploy
 
     return str(lmdeploy.__version__)
-
-
-__all__ = [
-    "COUNTERS",
-    "EngineAgent",
-    "EventCounters",
-    "LaunchInfo",
-    "agent_of",
-    "engine_init",
-    "engine_loop_finally",
-    "launch_of",
-    "loop_started",
-    "note_launch",
-]

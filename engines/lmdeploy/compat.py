@@ -34,6 +34,3 @@ def require_known_good(version_of: Callable[[str], str] = metadata.version) -> N
         raise IncompatibleEngineError(f"LMDeploy {found['lmdeploy']} is installed ({allowed})")
     if not KNOWN_GOOD_TORCH.contains(found["torch"], prereleases=True):
         raise IncompatibleEngineError(f"torch {found['torch']} is installed ({allowed})")
-
-
-__all__ = ["KNOWN_GOOD_LMDEPLOY", "KNOWN_GOOD_TORCH", "IncompatibleEngineError", "require_known_good"]

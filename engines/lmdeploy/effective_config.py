@@ -90,6 +90,3 @@ def _plain(value: Any) -> Any:  # noqa: PLR0911 - one kind of value a line
 
 def _name(each: Any) -> str:
     return f"{each.__module__}.{each.__qualname__}"
-
-
-__all__ = ["attention_of", "effective_config"]

@@ -59,6 +59,3 @@ class EngineCalls:
         if self._loop is not None:
             with suppress(RuntimeError):  # the loop has ended, and its owner with it
                 self._loop.call_soon_threadsafe(work)
-
-
-__all__ = ["EngineCalls"]

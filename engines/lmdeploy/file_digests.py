@@ -140,6 +140,3 @@ def _chunk(path: Path, start: int) -> bytes:
             digest.update(buffer[:count])
             left -= count
     return digest.digest()
-
-
-__all__ = ["CHUNK_BYTES", "REMEMBERED_BYTES", "FileChangedError", "FileDigests"]

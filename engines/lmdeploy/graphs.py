@@ -99,14 +99,3 @@ def agent_warmup(original: Callable[[Any], None]) -> Callable[[Any], None]:
             print(f"kvgate engine: {line}", file=sys.stderr, flush=True)  # noqa: T201
 
     return warmup
-
-
-__all__ = [
-    "SMALL_SIZES",
-    "agent_warmup",
-    "capture_full_graph",
-    "capture_sizes",
-    "normalize_capture_sizes",
-    "reason",
-    "report",
-]

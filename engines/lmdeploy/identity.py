@@ -73,6 +73,3 @@ def _kv_dtype(engine: Any) -> str:
     computed = str(engine.model_config.dtype).removeprefix("torch.")
     policy = engine.cache_config.quant_policy
     return computed if int(policy) == 0 else f"{policy.name.lower()}-{computed}"
-
-
-__all__ = ["LAYOUT_VERSION", "identity_of"]

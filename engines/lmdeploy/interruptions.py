@@ -129,13 +129,3 @@ def engine_update_weights(original: Callable[..., Awaitable[Any]]) -> Callable[.
                 _weights_changed(self, agent)
 
     return update_weights
-
-
-__all__ = [
-    "engine_sleep",
-    "engine_update_params",
-    "engine_update_weights",
-    "engine_wakeup",
-    "executor_of_one_device",
-    "worker_update_params",
-]

@@ -158,15 +158,3 @@ def follow_parent() -> None:
         os._exit(ENGINE_DIED_EXIT_CODE)
 
     threading.Thread(target=follow, name="kvgate-follow-parent", daemon=True).start()
-
-
-__all__ = [
-    "ENGINE_DIED_EXIT_CODE",
-    "closing",
-    "die_with_parent",
-    "engine_gone",
-    "engine_loop",
-    "engine_process",
-    "follow_parent",
-    "watch_engine",
-]

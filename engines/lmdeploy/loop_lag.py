@@ -49,6 +49,3 @@ class LoopLag:
         self._buckets[bisect_left(LAG_SECONDS, late_s)] += 1
         self._total_s += late_s
         self._wait(loop)
-
-
-__all__ = ["LagReport", "LoopLag"]

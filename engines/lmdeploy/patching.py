@@ -122,6 +122,3 @@ def _rebind(original: Any, replacement: Any) -> None:
         for key, value in list(vars(module).items()):
             if value is original:
                 setattr(module, key, replacement)
-
-
-__all__ = ["Hook", "HookMismatchError", "install", "problem_of", "signature_of"]

@@ -111,6 +111,3 @@ def main_loop_get_outputs(original: Callable[..., Awaitable[Any]]) -> Callable[.
         return ahead, next_running
 
     return _main_loop_get_outputs
-
-
-__all__ = ["StepPauses", "compute_anew", "main_loop_get_outputs"]

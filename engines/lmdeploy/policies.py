@@ -71,6 +71,3 @@ def first_policies(settings: EngineSettings, *, chooses: bool) -> dict[CacheTier
     first = {CacheTier.DDR: settings.ddr_policy, CacheTier.NVME: settings.nvme_policy}
     hbm = settings.hbm_policy or (DEFAULT_POLICY if chooses else None)
     return first if hbm is None else {_HBM: hbm, **first}
-
-
-__all__ = ["EnginePolicies", "PolicySetupError", "first_policies"]

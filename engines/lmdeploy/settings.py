@@ -316,6 +316,3 @@ def collector_of(settings: EngineSettings) -> Collector | None:
 def _marks(high: float | None, low: float | None) -> tuple[float, float]:
     top = 1.0 if high is None else high
     return top, top if low is None else low
-
-
-__all__ = ["ENV_PREFIX", "MAX_IPC_PATH_BYTES", "EngineSettings", "SettingsError", "collector_of"]

@@ -285,6 +285,3 @@ def engine_process_async(original: Any) -> Any:
         await function(server, engine)
 
     return staticmethod(_mp_proc_async)
-
-
-__all__ = ["How", "WarmUpError", "Wave", "engine_process_async", "warm", "warm_up_s_of", "waves"]

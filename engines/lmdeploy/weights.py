@@ -51,6 +51,3 @@ def field(digest: Any, tag: str, data: bytes) -> None:
     """Add data to a digest, so that no data can imitate another field."""
     digest.update(f"{len(tag)}:{tag}:{len(data)}:".encode())
     digest.update(data)
-
-
-__all__ = ["WeightsError", "field", "weights_revision"]

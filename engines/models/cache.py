@@ -186,16 +186,3 @@ def _sweep(folder: Path) -> None:
     for left in folder.parent.glob(f"{_scratch_prefix(folder)}*"):
         with contextlib.suppress(OSError):
             shutil.rmtree(left)
-
-
-__all__ = [
-    "MANIFEST",
-    "CacheError",
-    "Progress",
-    "Silent",
-    "cache_dir",
-    "cached",
-    "problem_of",
-    "require_space",
-    "sha256_of",
-]

@@ -151,6 +151,3 @@ def _write_tokenizer(fields: dict[str, Any], folder: Path) -> None:
 
 def _write_json(path: Path, value: dict[str, Any]) -> None:
     path.write_text(json.dumps(value, indent=2) + "\n")
-
-
-__all__ = ["UnsupportedModelError", "convert"]

@@ -138,6 +138,3 @@ def _bytes_below(folder: Path) -> int:
             with suppress(OSError):
                 total += (Path(parent) / name).stat().st_size
     return total
-
-
-__all__ = ["NAME", "RECIPE", "fetch", "prepare", "unpack"]

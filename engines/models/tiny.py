@@ -104,15 +104,3 @@ def _write_model(folder: Path, seed: int) -> None:
         torch.manual_seed(seed)
         model = LlamaForCausalLM(config).float()
     model.save_pretrained(folder)
-
-
-__all__ = [
-    "CONTEXT_TOKENS",
-    "NAME",
-    "NEEDED_BYTES",
-    "RECIPE",
-    "VOCAB_TOKENS",
-    "build_tiny",
-    "write_tiny",
-    "write_tokenizer",
-]

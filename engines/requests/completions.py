@@ -18,6 +18,3 @@ def problem_of(prompts: int, answers: int) -> str | None:
     if prompts * answers > MOST_ANSWERS:
         return f"{prompts} prompts with n {answers} are {prompts * answers} answers; at most {MOST_ANSWERS} are allowed"
     return None
-
-
-__all__ = ["MOST_ANSWERS", "problem_of", "prompts_of"]

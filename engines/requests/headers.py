@@ -94,6 +94,3 @@ async def _send_400(send: _Send, error: HeaderError) -> None:
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": 400, "headers": headers})
     await send({"type": "http.response.body", "body": body})
-
-
-__all__ = ["HeaderError", "HeaderMiddleware", "HeaderValue", "Headers", "single"]

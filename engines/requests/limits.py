@@ -112,6 +112,3 @@ def _check_range(field: str, value: float, least: float, most: float) -> None:
 def _short(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 40 else f"{text[:40]}…"  # noqa: PLR2004 - one line of a message
-
-
-__all__ = ["LEAST_TEMPERATURE", "EngineLimits", "RefusedError", "Sampling", "check_ids", "check_prompt", "settle"]

@@ -30,5 +30,3 @@ def salt_of_headers(headers: Headers) -> str:
 
 
 SALT: Final = HeaderValue("kvgate_cache_salt", absent="", read=salt_of_headers, scopes=("http", "websocket"))
-
-__all__ = ["SALT", "CacheSaltError", "salt_of_headers"]

@@ -49,6 +49,3 @@ def urgency_of_headers(headers: Headers) -> Urgency:
 
 
 URGENCY: Final = HeaderValue("kvgate_urgency", absent=ORDINARY, read=urgency_of_headers)
-
-
-__all__ = ["ORDINARY", "URGENCY", "Urgency", "UrgencyError", "urgency_of_headers"]

@@ -122,6 +122,3 @@ class Answering:
                 self._metrics.gap(now_s - last_s)
             first, last_s = False, now_s
             yield count
-
-
-__all__ = ["Answering", "Job"]

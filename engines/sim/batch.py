@@ -100,6 +100,3 @@ class DecodeBatch:
 
 def _ends_at(sequence: SimSequence) -> int:
     return sequence.joined_at + sequence.request.output_tokens - sequence.generated
-
-
-__all__ = ["DecodeBatch"]

@@ -42,6 +42,3 @@ class Pace:
         if not behaviour.jitter:
             return behaviour.slow
         return behaviour.slow * math.exp(self._rng.gauss(0.0, behaviour.jitter))
-
-
-__all__ = ["LEAST_FACTOR", "MOST_FACTOR", "Behaviour", "Pace"]

@@ -79,6 +79,3 @@ class CachedBlocks:
 
     def _parent(self, key: BlockHash) -> BlockHash | None:
         return cast("BlockHash | None", self._parent_of(self._slots[key]))
-
-
-__all__ = ["CachedBlocks"]

@@ -245,6 +245,3 @@ def _texts(content: Any, field: str) -> Iterator[str]:
                 raise TextError(f"Unsupported Responses input content part type: {kind!r}.")
             case _:
                 raise TextError(f"Missing `text` in `{field}` content part at index {number}.")
-
-
-__all__ = ["Chat", "Spoken", "chat_of"]

@@ -17,6 +17,3 @@ class Counters:
     generated_tokens: int = 0
     busy_s: float = 0.0
     steps: int = 0
-
-
-__all__ = ["Counters"]

@@ -78,6 +78,3 @@ class Decoder:
             for sequence in self._batch.sequences:
                 listener.produced(sequence, steps, end_s)
         return self._batch.ended()
-
-
-__all__ = ["Decoder", "Span"]

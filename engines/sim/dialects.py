@@ -256,6 +256,3 @@ def flat_refusal(why: Refusal) -> dict[str, Any]:
 def data(body: dict[str, Any]) -> bytes:
     """Return an event without a type."""
     return b"data: " + msgspec.json.encode(body) + b"\n\n"
-
-
-__all__ = ["Dialect", "Generate", "OpenAi", "Refusal", "Served", "Stream", "WholeAnswer", "data", "flat_refusal"]

@@ -112,6 +112,3 @@ class RealTime:
             self._timer = None
             return
         self._timer = loop.call_at(at_s, self._follow)
-
-
-__all__ = ["Answer", "RealTime"]

@@ -114,6 +114,3 @@ def _sampling(ending: Ending, stop: frozenset[int], *, most_tokens: int) -> Samp
         bias_ids=[],
         ignore_eos=ending.ignores_eos,
     )
-
-
-__all__ = ["Answers", "Drawn", "Ending"]

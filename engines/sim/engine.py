@@ -387,6 +387,3 @@ class SimEngine:
 
 def _shipped(name: str, capacity_blocks: int) -> EvictionPolicy:
     return make_policy(name, capacity_blocks=capacity_blocks)
-
-
-__all__ = ["SimEngine"]

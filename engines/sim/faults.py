@@ -70,6 +70,3 @@ class LossySink:
         lost = self._rng.random() < self._share
         self.lost += lost
         return lost
-
-
-__all__ = ["Faults", "InjectedFaultError", "LossySink"]

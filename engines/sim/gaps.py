@@ -39,6 +39,3 @@ class GapHistogram:
             if left <= 0:
                 return float(_LEAST_S * 10 ** (place / _STEPS))
         return 0.0
-
-
-__all__ = ["GapHistogram"]

@@ -188,6 +188,3 @@ class SimInstance:
         async with asyncio.timeout(_PUBLISHER_S):
             resident = await asyncio.wrap_future(self.publisher.call(EventPublisher.snapshot))
         return Snapshot.of(epoch=self.epoch, seq=resident.seq, identity=self.identity, residents=resident.tiers)
-
-
-__all__ = ["ENGINE", "InstanceSpec", "SimInstance"]

@@ -99,6 +99,3 @@ class SimMetrics(Collector):
             counter = CounterMetricFamily(f"lmdeploy:{name}", text, labels=("model_name",))
             counter.add_metric((model,), total)
             yield counter
-
-
-__all__ = ["SimMetrics"]

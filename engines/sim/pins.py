@@ -156,6 +156,3 @@ class SimPins(PinBook):
         """Return all pins whose time is not over, and where their blocks are."""
         self.work()
         return super().report()
-
-
-__all__ = ["PIN_SHARE", "PoolMemory", "SimPins"]

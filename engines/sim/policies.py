@@ -103,6 +103,3 @@ class SimPolicies(PolicyControl):
         schedule.swap(PolicySpec(text=DEFAULT_STRATEGY, name=DEFAULT_STRATEGY, parameters={}), counts=False)
         super().__init__(cache, eviction, call_at_once, (schedule,))
         self.shadow_timer = ShadowTimer(lambda: engine.blocks.shadows is not None and engine.blocks.shadows.work())
-
-
-__all__ = ["PoolCache", "SimPolicies", "SimQueue"]

@@ -201,6 +201,3 @@ class PrefixPool:
         holds = self._holds
         for key in keys:
             holds[key] = holds.get(key, 0) + 1
-
-
-__all__ = ["PrefixPool"]

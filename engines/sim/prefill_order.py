@@ -60,6 +60,3 @@ class PrefillOrder:
             elif not passing:
                 break
         return found
-
-
-__all__ = ["SHORT_STEPS", "Chunk", "PrefillOrder"]

@@ -231,20 +231,3 @@ def _read(path: Path, where: str, kind: type[Any], raw: Mapping[str, Any]) -> An
         raise ProfileError(f"{path}: [{where}] lacks something of {', '.join(missing)}: {error}") from error
     except ValueError as error:
         raise ProfileError(f"{path}: [{where}] {error}") from error
-
-
-__all__ = [
-    "FOLDER",
-    "MOST_BLOCKS",
-    "SHAPE_LIMITS",
-    "EngineShape",
-    "Links",
-    "Measured",
-    "MeasuredDecode",
-    "MeasuredPrefill",
-    "Profile",
-    "ProfileError",
-    "load_profile",
-    "parse_profile",
-    "shipped",
-]

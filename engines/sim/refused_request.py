@@ -36,6 +36,3 @@ async def read_body(request: Request) -> bytes:
                 HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the body is longer than {MOST_BODY_BYTES} bytes"
             )
     return bytes(body)
-
-
-__all__ = ["MOST_BODY_BYTES", "RefusedRequestError", "read_body"]

@@ -55,6 +55,3 @@ def offload_stats(tiers: SimTiers) -> OffloadStats:
         block_tokens=tiers.block_tokens,
         unit_bytes=tiers.block_bytes,
     )
-
-
-__all__ = ["offload_stats", "tier_counts", "tier_stats"]

@@ -19,6 +19,3 @@ def need_room(shape: EngineShape, prompt_tokens: int, output_tokens: int) -> Non
         raise DoesNotFitError(
             f"{prompt_tokens} prompt tokens and {output_tokens} to answer; at most {capacity} together"
         )
-
-
-__all__ = ["DoesNotFitError", "need_room"]

@@ -109,21 +109,3 @@ class ToolChoice(msgspec.Struct, frozen=True, kw_only=True):
         named = self.type != "allowed_tools" and self.function is not None
         if not named and (self.type == "function" or self.allowed_tools is None):
             raise ValueError("it names no function, and no allowed_tools")
-
-
-__all__ = [
-    "Count",
-    "Function",
-    "Heat",
-    "JsonSchema",
-    "Named",
-    "Penalised",
-    "ResponseFormat",
-    "Sampled",
-    "SampledResponse",
-    "Share",
-    "SomeShare",
-    "StreamOptions",
-    "Tool",
-    "ToolChoice",
-]

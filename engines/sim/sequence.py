@@ -70,6 +70,3 @@ class Listener(Protocol):
 
     def ended(self, sequence: SimSequence, now_s: float) -> None:
         """All have."""
-
-
-__all__ = ["Listener", "Phase", "SimRequest", "SimSequence"]

@@ -40,6 +40,3 @@ class SequenceBlocks:
         if self._tiers is not None and limit:
             slots = [*self._pool.cached.slots_of(chain.keys[: sequence.attached]), *sequence.own]
             self._tiers.save(chain, slots, sequence.request.tenant, limit, now_s, tail=tail)
-
-
-__all__ = ["SequenceBlocks"]

@@ -225,6 +225,3 @@ class Server:
 
     def _encoded(self, prompt: str | list[int]) -> list[int]:
         return self._tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
-
-
-__all__ = ["Server"]

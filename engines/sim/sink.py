@@ -34,6 +34,3 @@ class SilentSink:
 
     def cleared(self) -> None:
         """See ``BlockSink``."""
-
-
-__all__ = ["BlockSink", "SilentSink", "StoredBlock"]

@@ -202,6 +202,3 @@ def _parts(content: Sequence[object]) -> Iterator[str]:
                 yield text
             case _:
                 raise TextError("content has a part that isn't text; a simulated engine reads text alone")
-
-
-__all__ = ["SimTokenizer", "TextError"]

@@ -314,6 +314,3 @@ class SimTiers:
                 self._sink.removed_all([each.record.key for each in run], tier=tier)
         if self.witness is not None and progress.changes:
             self.witness(progress.changes)
-
-
-__all__ = ["Loaded", "MakePolicy", "SimTiers", "TierCounters"]

@@ -77,6 +77,3 @@ class TimeModel:
         while self.span_s(steps + 1, sequences, context) <= seconds:
             steps += 1
         return steps
-
-
-__all__ = ["TimeModel"]

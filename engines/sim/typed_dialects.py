@@ -262,6 +262,3 @@ def _output_text(text: str) -> dict[str, Any]:
 
 def _typed(kind: str, **fields: Any) -> bytes:
     return b"event: " + kind.encode() + b"\n" + data({"type": kind, **fields})
-
-
-__all__ = ["Messages", "Responses"]

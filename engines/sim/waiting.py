@@ -171,6 +171,3 @@ class SimWaiting:
 
 def _name(sequence: SimSequence) -> WaitingId:
     return WaitingId(str(sequence.number))
-
-
-__all__ = ["FIFO", "SimWaiting"]

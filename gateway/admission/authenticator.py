@@ -157,6 +157,3 @@ class Authenticator:
 
     def _tenant(self, name: TenantId, directory: Directory) -> Tenant:
         return Tenant(id=name, salt=self.salt(name), limits=directory.limits_of(name))
-
-
-__all__ = ["Authenticator"]

@@ -61,6 +61,3 @@ class Capacity:
 def _on_probation(free: FreePlaces) -> FreePlaces:
     high, normal, low = (min(places, _ON_PROBATION) for places in free)
     return high, normal, low
-
-
-__all__ = ["Capacity"]

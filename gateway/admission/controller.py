@@ -262,6 +262,3 @@ class AdmissionController:
 def _with_slot(usable: tuple[Instance, ...], free: list[int]) -> tuple[Instance, ...]:
     """Return the instances that have room, or all when none has: a slot that was given is kept."""
     return usable if all(free) else tuple(compress(usable, free)) or usable
-
-
-__all__ = ["AdmissionController", "AdmissionMeter", "QueueRules"]

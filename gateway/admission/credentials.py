@@ -25,6 +25,3 @@ def keys_of(headers: Iterable[Header]) -> tuple[bytes, ...]:
             plain.append(key)
     keys = (*bearers, *plain)
     return keys if len(keys) < 2 else tuple(dict.fromkeys(keys))  # noqa: PLR2004 - most have one
-
-
-__all__ = ["keys_of"]

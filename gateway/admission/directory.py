@@ -215,6 +215,3 @@ class DirectoryKeeper:
             f"this machine's clock is about {abs(skew_s):.0f} s {way} the store's: set it right (NTP); what is stored "
             "goes by the store's clock",
         )
-
-
-__all__ = ["Directory", "DirectoryKeeper", "KnownKey"]

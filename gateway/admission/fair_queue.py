@@ -18,8 +18,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from gateway.limits import Priority
 from gateway.types import TenantId
+from kvcontrol.core.priority import Priority
 
 Claim = int
 """What a request is let in as: 0, one that is of the highest class or has risen to it by waiting; 1, one that is or has
@@ -192,6 +192,3 @@ def class_of(claim: Claim) -> Priority:
 def _in_order(line: deque[Waiting]) -> bool:
     numbers = [each.number for each in line]
     return numbers == sorted(numbers)
-
-
-__all__ = ["Claim", "FairQueue", "Waiting", "claim_of", "class_of"]

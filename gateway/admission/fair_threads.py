@@ -155,6 +155,3 @@ def _saturated(waiting: int) -> RateLimitedError:
         code="saturated",
         retry_after_s=_RETRY_AFTER_S,
     )
-
-
-__all__ = ["LONG_BYTES", "FairThreads"]

@@ -148,6 +148,3 @@ def _line_is_long(instance: Instance) -> bool:
         return False
     load = instance.stats.load
     return load.waiting > max(1, load.max_batch_size * _WAITING_SHARE)
-
-
-__all__ = ["LEAST", "ConcurrencyLimiter", "FreePlaces"]

@@ -108,6 +108,3 @@ class ModelQueue:
         gap_s = min(now_s - self._last_s, float(LONGEST_RETRY_S)) if self._last_s else 0.0
         self._seconds_per_slot += _RATE_MEMORY * (gap_s - self._seconds_per_slot)
         self._last_s = now_s
-
-
-__all__ = ["LONGEST_RETRY_S", "ModelQueue", "WaitResult"]

@@ -212,18 +212,3 @@ def _standings(counters: _Counters, limits: TenantLimits, now_s: float) -> tuple
 def standing(limit: int | None, used: int, reset_s: float) -> Standing | None:
     """Return how a limit stands; None where there is none."""
     return None if limit is None else Standing(limit=limit, remaining=max(0, limit - used), reset_s=reset_s)
-
-
-__all__ = [
-    "Demand",
-    "Dimension",
-    "Exceeded",
-    "Granted",
-    "LocalQuotaMeter",
-    "QuotaMeter",
-    "QuotaUnavailableError",
-    "QuotaUsage",
-    "Reservation",
-    "Standing",
-    "standing",
-]

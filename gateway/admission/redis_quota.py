@@ -328,6 +328,3 @@ def _standings(
         return standing(limit, count, newest + WINDOW_S + 1 - now_s if count else 0.0)
 
     return of(limits.requests_per_min, "r"), of(limits.tokens_per_min, "t")
-
-
-__all__ = ["LEASE_S", "RedisQuotaMeter"]

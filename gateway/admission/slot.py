@@ -9,10 +9,10 @@ from gateway.admission.fair_queue import FairQueue
 from gateway.admission.quota import Demand, Granted, QuotaMeter, Standing
 from gateway.admission.urgent import Urgent
 from gateway.http.status import BAD_REQUEST, INTERNAL_SERVER_ERROR
-from gateway.limits import Priority
 from gateway.registry import Instance
 from gateway.types import Tenant, Usage
 from kvcontrol.core.ids import InstanceId
+from kvcontrol.core.priority import Priority
 
 _OUTPUT_WORK: Final = 2.0
 """A completion token costs an engine about as much as two prompt tokens, as VTC's authors have it."""
@@ -177,6 +177,3 @@ class AdmissionSlot:
                     (b"x-ratelimit-reset-" + name, f"{ceil(each.reset_s)}s".encode()),
                 ]
         return tuple(headers)
-
-
-__all__ = ["AdmissionRequest", "AdmissionSlot", "work_of"]

@@ -147,6 +147,3 @@ def _over_quota(decision: Exceeded) -> RateLimitedError:
         retry_after_s=decision.retry_after_s,
         headers=AdmissionSlot.headers_of(decision.requests, decision.tokens),
     )
-
-
-__all__ = ["Held", "TenantQuotas"]

@@ -28,6 +28,3 @@ class Urgent:
             self._counts[instance] = left
         else:
             del self._counts[instance]
-
-
-__all__ = ["Urgent"]

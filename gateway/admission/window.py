@@ -59,6 +59,3 @@ class SlidingWindow:
         if not self.used(now_s) or not self._slots:
             return 0.0
         return next(reversed(self._slots)) + _LAST_S - now_s
-
-
-__all__ = ["WINDOW_S", "SlidingWindow"]

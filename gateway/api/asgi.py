@@ -63,6 +63,3 @@ async def _answer_page(visit: Visit, scope: Scope, receive: Receive, send: Send)
         return
     exchange = Exchange(scope, receive, send, send_timeout_s=_REFUSAL_S, dialect=dialect_of(scope["path"]))
     await exchange.refuse(visit.refusal, [(b"connection", b"close")])
-
-
-__all__ = ["Gateway"]

@@ -152,6 +152,3 @@ def _no_json(given: bytes | None) -> ApiError:
 
 def _has_body(headers: dict[bytes, bytes]) -> bool:
     return b"transfer-encoding" in headers or headers.get(b"content-length", b"0").strip() != b"0"
-
-
-__all__ = ["Browsers", "Hosts", "Visit", "hosts_of", "unknown_host"]

@@ -44,6 +44,3 @@ def _answer(asset: Asset, request: Request) -> Response:
     if asset.etag in known:
         return Response(status_code=304, headers=dict(asset.headers))
     return Response(asset.body, headers=dict(asset.headers))
-
-
-__all__ = ["dashboard_router"]

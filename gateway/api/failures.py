@@ -51,6 +51,3 @@ async def _bug(request: Request, error: Exception) -> Response:
     del request, error
     body = envelope("the gateway failed", kind="server_error", code="internal_error")
     return Response(body, status_code=500, media_type="application/json")
-
-
-__all__ = ["add_last_handlers"]

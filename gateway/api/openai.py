@@ -107,6 +107,3 @@ def _bug(dialect: Dialect) -> bytes:
     if dialect is Dialect.ANTHROPIC:
         return anthropic_envelope(500, "the gateway failed")
     return envelope("the gateway failed", kind="server_error", code="internal_error")
-
-
-__all__ = ["OpenAiApi", "dialect_of", "serves"]

@@ -47,6 +47,3 @@ def _holds(key: AdminAccess, authorization: str | None) -> bool:
     except AuthenticationError:
         return False
     return True
-
-
-__all__ = ["OperatorAccess"]

@@ -100,6 +100,3 @@ def _status(*, confirmed: bool, answering: bool, usable: int) -> str:
     if not confirmed:
         return "stored keys can't be confirmed: the store is away"
     return "ready" if answering else "no usable instance answers" if usable else "no usable instance"
-
-
-__all__ = ["ops_router"]

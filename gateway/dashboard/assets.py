@@ -68,6 +68,3 @@ def _asset(path: Path) -> Asset:
     return Asset(
         body=body, etag=etag, headers=MappingProxyType(_HEADERS | {"content-type": _TYPES[path.suffix], "etag": etag})
     )
-
-
-__all__ = ["PAGE", "Asset", "Assets"]

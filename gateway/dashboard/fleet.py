@@ -75,6 +75,3 @@ class FleetBoard:
             running=None if stats is None else stats.load.running,
             waiting=None if stats is None else stats.load.waiting,
         )
-
-
-__all__ = ["FleetBoard", "FleetView", "InstanceSummary"]

@@ -84,6 +84,3 @@ def context_length_in(message: str) -> ContextLength | None:
             return ContextLength(prompt_tokens=prompt, answer_tokens=answer, maximum_tokens=most)
     about = _ABOUT.search(shown) is not None and _BEYOND.search(shown) is not None
     return ContextLength() if about else None
-
-
-__all__ = ["CODE", "ContextLength", "context_length_in"]

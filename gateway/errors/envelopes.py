@@ -37,6 +37,3 @@ def anthropic_type(status: int) -> str:
 def anthropic_envelope(status: int, message: str) -> bytes:
     """Return Anthropic's error envelope as JSON; its type follows from the status."""
     return msgspec.json.encode({"type": "error", "error": {"type": anthropic_type(status), "message": message}})
-
-
-__all__ = ["ANTHROPIC_TYPES", "anthropic_envelope", "anthropic_type", "envelope"]

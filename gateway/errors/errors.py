@@ -277,32 +277,3 @@ class ShuttingDownError(ApiError):
             retry_after_s=_SHUTDOWN_RETRY_S,
             headers=((b"connection", b"close"),),
         )
-
-
-__all__ = [
-    "ApiError",
-    "AuthenticationError",
-    "BodyTimeoutError",
-    "BodyTooLargeError",
-    "ConflictApiError",
-    "ContextLengthError",
-    "DeadlineError",
-    "GatewayError",
-    "IdempotencyError",
-    "InvalidRequestError",
-    "LoopError",
-    "MethodNotAllowedError",
-    "NoInstanceError",
-    "NotFoundError",
-    "PermissionDeniedError",
-    "PlanCancelledError",
-    "PreconditionError",
-    "RateLimitedError",
-    "SettingsError",
-    "ShuttingDownError",
-    "StartupError",
-    "StateError",
-    "UnsupportedMediaTypeError",
-    "UpstreamFailedError",
-    "UpstreamTimeoutError",
-]

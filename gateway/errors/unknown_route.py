@@ -13,6 +13,3 @@ def unknown_route(path: str) -> str:
     if doubled is not None and (plain != path or doubled[1]):
         return f"unknown path {path}; did you mean /v1{doubled['rest']}? The client's base URL must end with one /v1"
     return f"unknown path {path}; inference is served below /v1 (chat/completions, messages, responses, ...)"
-
-
-__all__ = ["unknown_route"]

@@ -18,7 +18,6 @@ from gateway.http.exchange import Exchange
 from gateway.http.headers import Header, towards_engine
 from gateway.http.status import BAD_REQUEST
 from gateway.http.via import Via
-from gateway.limits import Priority
 from gateway.placement.planner import Plan, Planner
 from gateway.placement.separation import RequestSize
 from gateway.registry import Instance, LoadTracker, Permit, Registry
@@ -41,6 +40,7 @@ from gateway.upstream.relay import OURS, AnswerShape
 from gateway.upstream.urgency import urgency_headers
 from kvcontrol.core.control import CACHE_SALT_HEADER
 from kvcontrol.core.ids import InstanceId
+from kvcontrol.core.priority import Priority
 
 _SALT_HEADER = CACHE_SALT_HEADER.lower().encode()
 
@@ -281,6 +281,3 @@ def _refusal(failure: UpstreamFailureError, instance: Instance) -> ApiError:
             return NoInstanceError(f"instance {instance.id}: {failure}", retry_after_s=2)
         case _:
             return UpstreamFailedError(str(failure))
-
-
-__all__ = ["Admitted", "Forwarder"]

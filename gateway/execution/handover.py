@@ -109,6 +109,3 @@ def _with(call: EngineCall, duty: PdDuty) -> EngineCall:
 def leg_runners(client: UpstreamClient, registry: Registry) -> dict[LegKind, LegRunner]:
     """Return who carries out the legs before an answer."""
     return {LegKind.PREFILL: PrefillRunner(client, registry), LegKind.HANDOVER: HandoverRunner()}
-
-
-__all__ = ["HandoverRunner", "PrefillRunner", "leg_runners"]

@@ -76,6 +76,3 @@ class LegExecutor:
                 return await runner.run(leg, instance, call)
         except UpstreamFailureError as failure:
             raise LegFailedError(failure.kind, str(failure), instance=instance) from failure
-
-
-__all__ = ["EngineCall", "LegExecutor", "LegFailedError", "LegRunner"]

@@ -61,6 +61,3 @@ class InstanceReports:
             self._breakers.failed(instance.id, str(failure))
         if failure.kind in _OVERLOAD:
             self._capacity.overloaded(instance)
-
-
-__all__ = ["InstanceReports"]

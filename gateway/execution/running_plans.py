@@ -160,6 +160,3 @@ class RunningPlans:
 
 def _used(plan: ExecutionPlan) -> IRError:
     return IRError(f"plan {plan.plan_id!r} was submitted before; an id is used once")
-
-
-__all__ = ["PlanRun", "RunningPlans"]

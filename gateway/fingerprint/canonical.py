@@ -175,6 +175,3 @@ def _functions(tools: Sequence[Mapping[str, Any]], choice: object) -> list[dict[
             return [function for function in functions if function["name"] in names]
         case _:
             return functions
-
-
-__all__ = ["ChatPrompt", "Prompt", "TextPrompt", "TokenPrompt", "Unreadable", "canonical_chat", "merged_system"]

@@ -279,6 +279,3 @@ def _or_deep(message: Mapping[str, Any]) -> bytes:
         return as_json(message)
     except RecursionError:
         return b"<deep>"
-
-
-__all__ = ["Fingerprint", "Fingerprinter", "Gap", "KnownBlocks"]

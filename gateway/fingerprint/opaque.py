@@ -54,6 +54,3 @@ def as_json(value: object) -> bytes:
 
 def _spelled(part: object) -> str:
     return part.stand_in() if isinstance(part, Opaque) else str(part)
-
-
-__all__ = ["Opaque", "as_json", "spelled_out"]

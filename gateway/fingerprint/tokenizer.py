@@ -157,6 +157,3 @@ def load_tokenizer(folder: Path, memory_bytes: int = DEFAULT_MEMORY_BYTES) -> Mo
         raise SettingsError(
             f"settings: tokenizer = {str(folder)!r}: no usable tokenizer with a chat template there: {error}"
         ) from error
-
-
-__all__ = ["ModelTokenizer", "load_tokenizer"]

@@ -97,6 +97,3 @@ class AutoRule:
     def _began(self, now_s: float, in_charge: str, *, before: str | None) -> None:
         self._in_charge, self._since_s, self._before = in_charge, now_s, before
         self._leader, self._held = None, 0
-
-
-__all__ = ["HOLD_PERIODS", "AutoRule", "Decision"]

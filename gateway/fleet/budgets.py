@@ -87,16 +87,3 @@ def _read(body: bytes) -> ReportedBudgets:
             if each.changed and tenant != SHARED_TENANT
         ),
     )
-
-
-__all__ = [
-    "LOWER_TIERS",
-    "BudgetKey",
-    "Budgets",
-    "ReportedBudgets",
-    "ask_budgets",
-    "budget_of",
-    "quota_of",
-    "send_budget",
-    "share_of",
-]

@@ -41,6 +41,3 @@ class PresetCatalogue:
                 unreadable[f"{Kind.WORKLOAD}/{name}"] = f"the preset {name!r} can't be read by this version: {error}"
         self._problems.replace(ProblemKind.DOCUMENT, f"{Kind.WORKLOAD}/", unreadable)
         return parts
-
-
-__all__ = ["RESERVED", "PresetCatalogue"]

@@ -139,6 +139,3 @@ class ConfigSync:
 
 def _in_part(error: UnreadableDocumentError, before: InstanceBody | None) -> InstanceBody | None:
     return read_in_part(InstanceBody, error, before, instead={"draining": True})
-
-
-__all__ = ["ConfigSync"]

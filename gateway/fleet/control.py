@@ -117,6 +117,3 @@ def _message(status: int, path: str, reply: bytes) -> str:
     except UNREADABLE:
         pass
     return f"{path} answered {status}"
-
-
-__all__ = ["InstanceControl", "InstanceControlError"]

@@ -38,6 +38,3 @@ def desired_state_of(
             kind: Policy(kind=kind, name=each.name, params=each.params) for kind, each in directory.policies.items()
         },
     )
-
-
-__all__ = ["desired_state_of"]

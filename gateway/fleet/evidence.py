@@ -112,6 +112,3 @@ def _lead(name: str, over: str, periods: Sequence[Mapping[str, Counted]]) -> Lea
         spread = sum((found - lead * requested) ** 2 for found, requested in zip(more, lookups, strict=True))
         noise = sqrt(spread * count / (count - 1)) / total
     return Lead(policy=name, lead=lead, noise=noise, periods=count)
-
-
-__all__ = ["LEAST_LEAD", "LEAST_PERIODS", "MOST_PERIODS", "SPREADS", "Counted", "Lead", "ShadowEvidence", "Verdict"]

@@ -287,6 +287,3 @@ class FleetKeeper:
         if error.silent:
             again_s = sent.silent_until_s = self._clock() + self._swap.longest_s
         sent.refused[key] = (target, reason, again_s)
-
-
-__all__ = ["DesiredState", "FleetKeeper", "InstanceReport", "Settled"]

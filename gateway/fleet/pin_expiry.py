@@ -35,6 +35,3 @@ class PinExpiry:
             )
         except ConflictError:
             _log.info("pin %s was changed while it expired; it stays", name)
-
-
-__all__ = ["PinExpiry"]

@@ -249,6 +249,3 @@ class PinKeeper:
 
 def _longer(first: float | None, second: float | None) -> bool:
     return second is not None and (first is None or first > second)
-
-
-__all__ = ["LEASE_S", "Chain", "DesiredPin", "NoPrefixesError", "PinKeeper", "layout_of"]

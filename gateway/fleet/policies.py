@@ -259,6 +259,3 @@ def read_policies(body: bytes) -> Choice:
     return Choice(
         policies={each.kind: each for each in reply.policies}, available=reply.available, strategies=reply.strategies
     )
-
-
-__all__ = ["Choice", "InstanceStep", "Policy", "PolicySwap", "Step", "SwapBusyError", "SwapReport", "read_policies"]

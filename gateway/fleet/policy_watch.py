@@ -73,6 +73,3 @@ class PolicyWatch:
 
 def _subject(instance: InstanceId, kind: str) -> str:
     return f"policy {kind} of instance {instance}"
-
-
-__all__ = ["PolicyWatch"]

@@ -68,6 +68,3 @@ def _size(tier: TierStats | None, wanted: int | None) -> tuple[int | None, int |
         return None if tier is None else tier.capacity_blocks * tier.block_bytes, wanted
     present = tier.capacity_blocks * tier.block_bytes
     return (wanted, wanted) if present <= wanted < present + 2 * tier.block_bytes else (present, wanted)
-
-
-__all__ = ["HOT", "Difference", "Value", "differences", "hot_values", "start_values", "wanted_policies"]

@@ -120,6 +120,3 @@ class Rescue:
 
 def _subject(operation: PendingOperation) -> str:
     return f"operation {operation.number}"
-
-
-__all__ = ["LEASE_S", "Rescue"]

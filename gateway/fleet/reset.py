@@ -27,6 +27,3 @@ async def reset_prefix_caches(
 
     done = await asyncio.gather(*(one(each) for each in instances))
     return dict(zip((each.id for each in instances), done, strict=True))
-
-
-__all__ = ["reset_prefix_caches"]

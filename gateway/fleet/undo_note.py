@@ -47,6 +47,3 @@ def read_note(text: str) -> UndoNote:
         return msgspec.json.decode(text, type=UndoNote)
     except UNREADABLE:
         return UndoNote()
-
-
-__all__ = ["NotedPin", "NotedPolicy", "UndoNote", "noted", "read_note"]

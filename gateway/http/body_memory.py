@@ -83,6 +83,3 @@ class BodyReservation:
         size, self._size = self._size, 0
         if size:
             self._memory.give_back(self._tenant, size)
-
-
-__all__ = ["TIMES", "BodyMemory", "BodyReservation"]

@@ -57,6 +57,3 @@ async def fetch(  # noqa: PLR0913 - a request's parts, by name
                 raise AnswerTooLargeError(f"longer than {limit_bytes} bytes")
             parts.append(part)
         return answer.status_code, b"".join(parts)
-
-
-__all__ = ["FETCH_ERRORS", "AnswerTooLargeError", "fetch", "make_client"]

@@ -107,6 +107,3 @@ class ClientProbe:
         """Whether the last write was a head or the end of an event."""
         last = self._writer.last
         return last.endswith(_EVENT_ENDS) or last.startswith(b"HTTP/1.1 ")
-
-
-__all__ = ["ClientLink", "ClientProbe"]

@@ -38,6 +38,3 @@ def connect_failure_reason(error: Exception) -> str:
     if isinstance(cause, socket.gaierror):  # its errno is the resolver's
         return cause.strerror or "its name can't be resolved"
     return os.strerror(cause.errno) if cause.errno else "none of its addresses answers"
-
-
-__all__ = ["connect_failure_reason", "is_own_fault"]

@@ -270,5 +270,3 @@ def _header_too_long() -> NoAnswerError:
 
 
 _FRAMING = frozenset({b"content-length", b"transfer-encoding"})
-
-__all__ = ["MOST_HEAD_BYTES", "Connection", "ConnectionLostError", "NoAnswerError"]

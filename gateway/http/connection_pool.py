@@ -152,6 +152,3 @@ class ConnectionPool:
                 del self._idle[origin]
         if self._idle:
             self._sweep = asyncio.get_running_loop().call_later(_IDLE_S, self._close_old)
-
-
-__all__ = ["ConnectionPool", "Origin"]

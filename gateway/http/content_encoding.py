@@ -195,6 +195,3 @@ class Decoding:
 
 def _damaged(coding: bytes, why: str) -> InvalidRequestError:
     return InvalidRequestError(f"the request body is not {coding.decode()}: {why}", code="invalid_encoding")
-
-
-__all__ = ["Decoding", "coding_of", "decode", "decoded", "most_decoded_bytes"]

@@ -96,6 +96,3 @@ def limit_of(value: bytes | None, *, longest_s: float) -> float:
     if not _SECONDS.fullmatch(value) or not float(value):
         raise InvalidRequestError(f"{name}: is a number of seconds above 0, like 30 or 2.5", param=name)
     return min(float(value), longest_s)
-
-
-__all__ = ["HEADER", "Deadline", "limit_of"]

@@ -81,6 +81,3 @@ def serves(host: str, port: int, place: Endpoint) -> bool:
     address, requested = address_of(listening.host), address_of(place.host)
     everywhere = address is not None and address.is_unspecified and requested is not None and requested.is_loopback
     return everywhere or listening.host == place.host
-
-
-__all__ = ["DEFAULT_PORTS", "Endpoint", "IPAddress", "address_of", "endpoint_of", "normalized_url", "serves"]

@@ -257,6 +257,3 @@ class Exchange:
 
 def _too_large(limit_bytes: int) -> BodyTooLargeError:
     return BodyTooLargeError(f"the request body is longer than {limit_bytes} bytes, the longest allowed here")
-
-
-__all__ = ["ClientGoneError", "Exchange", "Message", "Receive", "Scope", "Send"]

@@ -77,6 +77,3 @@ def _crossing(headers: Iterable[Header], dropped: frozenset[bytes], prefixes: tu
     if named:
         return [each for each in crossing if each[0] not in named]
     return crossing
-
-
-__all__ = ["Header", "towards_client", "towards_engine"]

@@ -62,6 +62,3 @@ class Inflate:
         self._full = budget == 0 and not self._inflate.eof
         self._left = left[place:]
         return b"".join(parts)
-
-
-__all__ = ["MOST_AT_ONCE_BYTES", "DamagedError", "Inflate"]

@@ -78,6 +78,3 @@ class Interrupt:
             return
         if task.uncancel() <= self._before and kind is not None and issubclass(kind, asyncio.CancelledError):
             raise InterruptError from error
-
-
-__all__ = ["Interrupt", "InterruptError"]

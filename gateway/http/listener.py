@@ -70,6 +70,3 @@ def waiting(listener: socket.socket) -> int:
     """Return how many connections wait to be accepted."""
     info = listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
     return int(struct.unpack_from("I", info, _WAITING_AT)[0])
-
-
-__all__ = ["refuse_all", "take_no_more", "waiting"]

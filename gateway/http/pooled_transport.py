@@ -91,6 +91,3 @@ def _head(request: httpx2.Request) -> bytes:
         return request_head(start, request.headers.raw, b"\r\n", lines=2)
     except ValueError as error:
         raise httpx2.LocalProtocolError(str(error), request=request) from None
-
-
-__all__ = ["PooledTransport"]

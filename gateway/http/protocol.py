@@ -333,6 +333,3 @@ def bounded_protocol(
     Bounded.send_timeout_s = send_timeout_s
     Bounded.max_header_bytes = max_header_bytes
     return Bounded
-
-
-__all__ = ["CLOSE", "BoundedProtocol", "bounded_protocol"]

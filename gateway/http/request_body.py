@@ -38,6 +38,3 @@ def take_body(cycle: RequestResponseCycle) -> bytes | None:
     body = bytes(cycle.body)
     cycle.body = bytearray()
     return body
-
-
-__all__ = ["Body", "take_body"]

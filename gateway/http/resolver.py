@@ -36,6 +36,3 @@ class SystemResolver:
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_ADDRCONFIG
         )
         return [Address(family=family, sockaddr=sockaddr) for family, _, _, _, sockaddr in found]
-
-
-__all__ = ["Address", "Resolver", "SystemResolver"]

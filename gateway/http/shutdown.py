@@ -130,6 +130,3 @@ class GracefulServer(uvicorn.Server):
                 return False
             await asyncio.sleep(_POLL_S)
         return True
-
-
-__all__ = ["GracefulServer", "Shutdown"]

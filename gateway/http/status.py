@@ -9,5 +9,3 @@ from typing import Final
 NO_CONTENT: Final = int(HTTPStatus.NO_CONTENT)
 BAD_REQUEST: Final = int(HTTPStatus.BAD_REQUEST)
 INTERNAL_SERVER_ERROR: Final = int(HTTPStatus.INTERNAL_SERVER_ERROR)
-
-__all__ = ["BAD_REQUEST", "INTERNAL_SERVER_ERROR", "NO_CONTENT"]

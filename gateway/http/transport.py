@@ -108,6 +108,3 @@ class ClientTransport:
             self._transport.abort()
         else:
             self._linger(left)
-
-
-__all__ = ["ClientTransport", "Transport"]

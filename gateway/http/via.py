@@ -37,6 +37,3 @@ class Via:
                     "request loop detected: an instance, or a server behind it, is this gateway; check the "
                     "instance urls"
                 )
-
-
-__all__ = ["Via"]

@@ -193,6 +193,3 @@ class CandidateTable(CandidateColumns):
             if seat is None:
                 found[at] = self.candidate(at, NOTHING_HELD)
         return found  # type: ignore[return-value] # none is None any more
-
-
-__all__ = ["CandidateTable"]

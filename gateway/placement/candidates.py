@@ -229,6 +229,3 @@ def _times_up(stats: InstanceStats) -> dict[CacheTier, float]:
             seconds += bytes_per_token / (speed if speed > 0 else assumed)
         times[tier] = seconds or bytes_per_token / assumed
     return times
-
-
-__all__ = ["Candidates", "PromptField"]

@@ -100,6 +100,3 @@ class Lookups:
             if home is not None:
                 found.expect(*home)
         return found
-
-
-__all__ = ["Cached", "Lookups"]

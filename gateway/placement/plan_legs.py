@@ -42,6 +42,3 @@ def separated_legs(
 
 def _after_load(*steps: NodeType, holds: bool) -> tuple[NodeType, ...]:
     return (NodeType.LOAD, *steps) if holds else steps
-
-
-__all__ = ["Legs", "hybrid_legs", "separated_legs"]

@@ -327,6 +327,3 @@ class Planner:
             return split, None
         place = field.columns.places[InstanceId(handover.prefill)]
         return split, PrefillSide(prefilling[place], field.at(place))
-
-
-__all__ = ["Plan", "Planner"]

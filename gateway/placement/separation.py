@@ -169,6 +169,3 @@ def _side(instance: Instance, held: Held, requests: int, computing_tokens: int) 
     domains = _NO_DOMAINS if instance.stats is None else instance.stats.transports
     keeps = instance.role is EngineRole.HYBRID or KVTransport.TIERS in domains
     return Side(Device(instance.id), held[2] if keeps else held[0], requests, computing_tokens, domains)
-
-
-__all__ = ["PrefillSide", "RequestSize", "Separation"]

@@ -124,6 +124,3 @@ def _plain(address: IPAddress) -> IPAddress:
     if any(address in network for network in _NAT64):
         return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
     return address
-
-
-__all__ = ["AddressError", "AddressRules"]

@@ -63,6 +63,3 @@ class Availability:
     def on_probation(self, instance: InstanceId) -> bool:
         """Whether an instance gets one request at a time now; an unknown one does not."""
         return self._breakers.on_probation(instance)
-
-
-__all__ = ["Availability"]

@@ -113,6 +113,3 @@ class Breaker:
         self._failures = 0
         self._next_pause_s = self._rules.pause_s
         self.reason = "it is back and has not answered a request yet"
-
-
-__all__ = ["Breaker", "BreakerRules", "BreakerState"]

@@ -156,6 +156,3 @@ class Breakers:
     def _note_trouble(self, instance: InstanceId) -> None:
         if not self._breakers[instance].closed:
             self._troubled.add(instance)
-
-
-__all__ = ["Breakers"]

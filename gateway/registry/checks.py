@@ -229,6 +229,3 @@ def _away(instance: Instance, state: InstanceState, reason: str) -> Instance:
     return replace(
         instance, state=state, reason=reason, stats=None, foreign_requests=0, settled=False, blocks_problem=None
     )
-
-
-__all__ = ["CheckRules", "Checks"]

@@ -192,6 +192,3 @@ class HealthLoop:
     async def _get(self, path: str) -> tuple[int, bytes]:
         url = self._registry.get(self._instance).url + path
         return await fetch(self._client, "GET", url, limit_bytes=_MAX_ANSWER_BYTES)
-
-
-__all__ = ["HealthLoop"]

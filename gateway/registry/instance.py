@@ -158,6 +158,3 @@ class Instance:
 
     def serves(self, model: str) -> bool:
         return any(served.id == model for served in self.models)
-
-
-__all__ = ["Instance", "InstanceSpec", "InstanceState", "Isolation", "Model", "ProbeResult", "Source"]

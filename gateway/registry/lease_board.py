@@ -51,6 +51,3 @@ class NoBoard:
 
     async def close(self) -> None:
         return
-
-
-__all__ = ["BoardUnavailableError", "LeaseBoard", "NoBoard", "Posted"]

@@ -174,6 +174,3 @@ class Leases:
             if self._refused.get(instance) != (why := str(error)):
                 self._refused[instance] = why
                 _log.warning("instance %s, registered at another gateway, is not added: %s", instance, why)
-
-
-__all__ = ["Leases"]

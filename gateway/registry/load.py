@@ -193,5 +193,3 @@ def faded(after_s: float) -> float:
 
 
 _NOTHING = Tally(InstanceId(""), [])
-
-__all__ = ["Load", "LoadTracker", "Permit", "Tally", "faded"]

@@ -168,6 +168,3 @@ class Membership:
         for spec in waiting.values():
             self._take_in(spec)
         await asyncio.gather(*loops, return_exceptions=True)
-
-
-__all__ = ["Loops", "Membership", "Witness"]

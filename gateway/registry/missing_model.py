@@ -18,6 +18,3 @@ def missing_model(registry: Registry, model: str) -> NotFoundError | NoInstanceE
     return NotFoundError(
         f"the model {model!r} does not exist; see /v1/models for those that do", param="model", code="model_not_found"
     )
-
-
-__all__ = ["missing_model"]

@@ -22,6 +22,3 @@ class ModelMemory:
 
     def remembers(self, model: str) -> bool:
         return self._until_s.get(model, float("-inf")) > self._clock()
-
-
-__all__ = ["ModelMemory"]

@@ -44,6 +44,3 @@ class ServedModels:
     def names(self) -> list[str]:
         """Return the names of the models that healthy instances serve, each once."""
         return list({model.id: None for each in self._table.answering(None) for model in each.models})
-
-
-__all__ = ["ServedModels"]

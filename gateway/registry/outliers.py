@@ -84,6 +84,3 @@ class OutlierDetector:
             count.bad *= factor
             count.at_s = now_s
         return count
-
-
-__all__ = ["OutlierDetector", "OutlierRules"]

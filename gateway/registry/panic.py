@@ -46,6 +46,3 @@ class PanicRules:
         ]
         well = sum(each.state is InstanceState.HEALTHY and each.id != late.id for each in peers)
         return well < self.share * len(peers)
-
-
-__all__ = ["PATIENCE", "Excuse", "PanicRules"]

@@ -75,6 +75,3 @@ class RedisLeaseBoard:
 
     async def close(self) -> None:
         await self._client.aclose()
-
-
-__all__ = ["GOODBYE_S", "RedisLeaseBoard"]

@@ -119,6 +119,3 @@ class Registry:
         self._table.enter(spec)
         self.checks.enter(spec.id)
         self.breakers.enter(spec.id)
-
-
-__all__ = ["Registry"]

@@ -88,6 +88,3 @@ def _check_endpoint(name: str, endpoint: str, url: str, *, rules: AddressRules |
             return
         raise ReportError(f"{name} is {endpoint!r}, a socket of another machine; it is tcp://host:port")
     raise ReportError(f"{name} is {endpoint!r}; it is tcp://host:port")
-
-
-__all__ = ["ReportError", "read_report"]

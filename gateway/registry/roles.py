@@ -26,6 +26,3 @@ def with_assigned_role(before: Instance, role: EngineRole | None) -> Instance:
 def _role(stats: InstanceStats | None, assigned_role: EngineRole | None, named_role: EngineRole | None) -> EngineRole:
     own = EngineRole.HYBRID if stats is None else stats.role
     return own if own is not EngineRole.HYBRID else assigned_role or named_role or own
-
-
-__all__ = ["role_after", "with_assigned_role"]

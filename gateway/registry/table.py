@@ -119,6 +119,3 @@ class InstanceTable:
     async def _notify(self) -> None:
         async with self._changed:
             self._changed.notify_all()
-
-
-__all__ = ["InstanceTable"]

@@ -287,18 +287,3 @@ def check_template_kwargs(kwargs: Mapping[str, Any] | None) -> None:
 
 def _empty(where: str) -> InvalidRequestError:
     return InvalidRequestError(f"{where}: is empty; a prompt has at least one token", param=where)
-
-
-__all__ = [
-    "Body",
-    "ChatBody",
-    "CompletionBody",
-    "EmbeddingsBody",
-    "GenerateBody",
-    "Message",
-    "OtherBody",
-    "StreamOptions",
-    "check_template_kwargs",
-    "check_tokens",
-    "with_images",
-]

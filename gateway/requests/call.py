@@ -230,6 +230,3 @@ def _without(body: bytes, name: str) -> bytes:
     fields = _fields.decode(body)
     del fields[name]
     return msgspec.json.encode(fields)
-
-
-__all__ = ["Call", "parse_call"]

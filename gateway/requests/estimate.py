@@ -75,6 +75,3 @@ def size_of(call: Call, ask: AdmissionRequest, request_id: RequestId) -> Request
         max_tokens=ask.output_tokens or ask.expected_output_tokens,
         separable=call.operation in _SEPARABLE and call.answers == 1,
     )
-
-
-__all__ = ["MOST_CHARS_PER_TOKEN", "admission_of", "admission_of_counting", "least_tokens", "size_of"]

@@ -139,6 +139,3 @@ def _choice(choice: Any) -> Any:
         case {"type": "tool", "name": str(name)}:
             return {"type": "function", "function": {"name": name}}
     return None
-
-
-__all__ = ["MessagesBody"]

@@ -16,5 +16,3 @@ PATHS: Final = {
     Operation.DETOKENIZE: "/detokenize",
 }
 PATH_BYTES: Final = {operation: path.encode() for operation, path in PATHS.items()}
-
-__all__ = ["PATHS", "PATH_BYTES"]

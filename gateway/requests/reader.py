@@ -135,6 +135,3 @@ class Reader:
         if not isinstance(found, Gap) or found is Gap.NO_GENERATION or session is None:
             return found
         return Fingerprint.of_session(session, size_bytes=size, model=call.model, salt=tenant.salt, gap=found)
-
-
-__all__ = ["INLINE_BYTES", "Reader", "ReadingLimits"]

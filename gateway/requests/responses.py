@@ -97,6 +97,3 @@ def _choice(choice: Any) -> Any:
         case {"type": "function", "name": str(name)}:
             return {"type": "function", "function": {"name": name}}
     return choice
-
-
-__all__ = ["ResponsesBody"]

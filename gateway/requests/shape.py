@@ -86,6 +86,3 @@ def _refused(what: str, most: int) -> InvalidRequestError:
         f"the request body has more than {most} {what}, the most allowed: send less in one request",
         code="body_too_complex",
     )
-
-
-__all__ = ["MOST_ESCAPES", "MOST_FIELDS", "MOST_ITEMS", "check_shape", "structure"]

@@ -132,6 +132,3 @@ def _parsed(body: bytes, kind: type[_Parsed]) -> _Parsed:
         raise InvalidRequestError(f"the request body: {error}") from None
     except UNREADABLE as error:
         raise InvalidRequestError(f"the request body is not JSON: {error}", code="invalid_json") from None
-
-
-__all__ = ["TOKEN_OPERATIONS", "TokenApi"]

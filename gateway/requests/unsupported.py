@@ -20,6 +20,3 @@ def refuse_unsupported(call: Call, instances: Iterable[Instance]) -> None:
             param="logprobs",
             code="unsupported_parameter",
         )
-
-
-__all__ = ["refuse_unsupported"]

@@ -162,6 +162,3 @@ class RoutingPolicy(Protocol):
     def choose(self, query: Query) -> Decision:
         """Return one of the candidates, with the reason."""
         ...
-
-
-__all__ = ["CHUNK_TOKENS", "Candidate", "CostModel", "Costs", "Decision", "Query", "RoutingPolicy", "Speeds"]

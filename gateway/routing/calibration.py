@@ -114,6 +114,3 @@ def _slower(speeds: Speeds, factor: float) -> Speeds:
         base_s=speeds.base_s * factor,
         answer_s=speeds.answer_s * factor,
     )
-
-
-__all__ = ["Calibration"]

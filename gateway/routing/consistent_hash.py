@@ -39,6 +39,3 @@ class ConsistentHash:
         most = ceil(running * _LOAD_FACTOR / len(ranked))
         chosen = next((each for each in ranked if each.running < most), ranked[0])
         return Decision(candidate=chosen, basis="hash", reason="owner" if chosen is ranked[0] else "busy_owner")
-
-
-__all__ = ["ConsistentHash"]

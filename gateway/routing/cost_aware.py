@@ -123,6 +123,3 @@ def _first(tied: Mapping[int, float], standings: Standings, holding: Mapping[int
         [at for at, each in zip(places, excesses, strict=True) if each == least],
         key=lambda at: (columns.last_cold_requests[at], tied[at], columns.names[at]),
     )
-
-
-__all__ = ["CostAware"]

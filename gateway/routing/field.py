@@ -168,6 +168,3 @@ class _Given(CandidateColumns):
     def candidate(self, place: int, held: Held) -> Candidate:
         seat = self._candidates[place]
         return make_candidate((seat[0], *held, *seat[4:]))
-
-
-__all__ = ["NOTHING_HELD", "CandidateColumns", "Field", "Held", "make_candidate"]

@@ -191,6 +191,3 @@ class LearnedAffinity:
     def _removed(self, instance: InstanceId, blocks: Sequence[BlockHash]) -> None:
         if blocks:
             self._index.apply(instance, BlockRemoved(block_hashes=tuple(blocks)))
-
-
-__all__ = ["BLOCK_TOKENS", "TEXT_BLOCK_TOKENS", "Guess", "LearnedAffinity", "learned_identity", "sent_identity"]

@@ -22,6 +22,3 @@ class LeastLoad:
         costs = Costs(query.candidates, lambda each: load_terms(each, each.speeds or assumed))
         wait_s = None if query.prompt_tokens is None else load_s(chosen, chosen.speeds or assumed)
         return Decision(candidate=chosen, basis="load", reason=query.gap or "least_busy", cost_s=costs, wait_s=wait_s)
-
-
-__all__ = ["LeastLoad"]

@@ -40,6 +40,3 @@ class PrefixAffinity:
         else:
             reason = "longest_match" if chosen.matched_tokens else "just_routed"
         return Decision(candidate=chosen, basis="prefix", reason=reason)
-
-
-__all__ = ["PrefixAffinity"]

@@ -94,5 +94,3 @@ class RecentRoutes:
 
 _NOWHERE: Final[_Place] = (InstanceId(""), float("-inf"))
 """Forgotten, and older places of the block with it."""
-
-__all__ = ["RecentRoutes"]

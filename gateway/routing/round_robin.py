@@ -16,6 +16,3 @@ class RoundRobin:
     def choose(self, query: Query) -> Decision:
         chosen = min(query.candidates, key=lambda each: (each.last_request, each.instance))
         return Decision(candidate=chosen, basis="round_robin", reason=query.gap or "in_turn")
-
-
-__all__ = ["RoundRobin"]

@@ -90,16 +90,3 @@ def predicted_wait_s(terms: Mapping[str, float]) -> float:
     for name in WAIT_TERMS:
         seconds += terms.get(name, 0.0)
     return seconds
-
-
-__all__ = [
-    "WAIT_TERMS",
-    "base_term",
-    "before_tokens",
-    "load_s",
-    "load_terms",
-    "predicted_wait_s",
-    "prefill_terms",
-    "reload_s",
-    "wait_s",
-]

@@ -109,6 +109,3 @@ class Slowness:
 
 def _bounded(error: float) -> float:
     return max(-_MOST_OFF, min(_MOST_OFF, error))
-
-
-__all__ = ["Field", "Slowness", "off"]

@@ -62,6 +62,3 @@ class SpeedFilter:
         """Return what is known now."""
         base_s, s_per_kilo, decode_s = self._x
         return Speeds(prefill_tokens_per_s=_KILO / s_per_kilo, decode_load_s=decode_s, base_s=base_s, answer_s=answer_s)
-
-
-__all__ = ["SpeedFilter"]

@@ -206,6 +206,3 @@ def _bound_s(lowest_s: float) -> float:
 def _lowest(costs_s: list[float]) -> dict[int, float]:
     bound_s = _bound_s(min(costs_s))
     return {at: cost_s for at, cost_s in enumerate(costs_s) if cost_s <= bound_s}
-
-
-__all__ = ["LEAST_SHARE_S", "MOST_EXCESS_TOKENS", "Standings"]

@@ -108,6 +108,3 @@ class AccessSettings(Section):
     def open_mode(self) -> bool:
         """Whether any API key is accepted until the store has one."""
         return not self.api_keys and not self.require_keys
-
-
-__all__ = ["ANY_ORIGIN", "AccessSettings", "ApiKeySettings"]

@@ -25,6 +25,3 @@ class AdmissionSettings(Section):
     slow_first_byte_s: Seconds = Field(
         60.0, description="Time to first byte above which the concurrency limit of the instance is lowered, in seconds."
     )
-
-
-__all__ = ["AdmissionSettings"]

@@ -140,6 +140,3 @@ class FleetSettings(Section):
             if len(set(values)) != len(values):
                 raise ValueError(f"each {what} may appear once")
         return self
-
-
-__all__ = ["PRIVATE_NETWORKS", "SCHEMES", "DnsSettings", "FleetSettings", "InstanceSettings", "KubernetesSettings"]

@@ -41,6 +41,3 @@ class HealthSettings(Section):
         description="Whether an engine that keeps no tenants' cached prefixes apart is used (and warned of) where "
         "there are several tenants, or not.",
     )
-
-
-__all__ = ["HealthSettings"]

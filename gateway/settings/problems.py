@@ -72,6 +72,3 @@ def not_json(error: SourceError) -> str:
     match = re.search(r'field "(\w+)"', str(error))
     name = f"{PREFIX}{match.group(1).upper()}" if match else "a list setting"
     return f'environment: {name} is not valid JSON; lists are written as JSON, for example [{{"id": "engine-0", ...}}]'
-
-
-__all__ = ["PREFIX", "not_json", "problem", "read_yaml", "unknown"]

@@ -64,6 +64,3 @@ class RequestSettings(Section):
                 f"{TIMES} times and a tenant may hold as much as is free, so the longest body would never fit"
             )
         return self
-
-
-__all__ = ["RequestSettings"]

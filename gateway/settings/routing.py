@@ -45,6 +45,3 @@ class RoutingSettings(Section):
         le=86_400,
         description="How long a prompt without KV events attracts later requests of its conversation, in seconds.",
     )
-
-
-__all__ = ["RoutingSettings"]

@@ -30,6 +30,3 @@ class Section(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         del settings_cls, dotenv_settings, file_secret_settings
         return env_settings, init_settings
-
-
-__all__ = ["SANE_NAME", "Seconds", "Section"]

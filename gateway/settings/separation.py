@@ -32,6 +32,3 @@ class SeparationSettings(Section):
     decode_max_requests: int = Field(
         0, ge=0, le=1 << 16, description="Requests that one decode instance has at once; 0: no limit of its own."
     )
-
-
-__all__ = ["SeparationSettings"]

@@ -52,6 +52,3 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
-
-
-__all__ = ["ServerSettings", "is_loopback"]

@@ -118,6 +118,3 @@ def load_settings(config: Path | None = None) -> Settings:
         raise SettingsError(
             "\n".join(problem(detail, config, sections=_SECTIONS) for detail in error.errors())
         ) from None
-
-
-__all__ = ["Settings", "load_settings", "setting_fields"]

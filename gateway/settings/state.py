@@ -40,6 +40,3 @@ class StateSettings(Section):
         description="Redis or Valkey for quotas and leases that gateways share (redis://host:port/0); "
         "without it, each has its own.",
     )
-
-
-__all__ = ["StateSettings"]

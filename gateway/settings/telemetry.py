@@ -19,6 +19,3 @@ class TelemetrySettings(Section):
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Lowest level of log lines that are written."
     )
-
-
-__all__ = ["TelemetrySettings"]

@@ -24,6 +24,3 @@ class UpstreamSettings(Section):
     retry_budget_ratio: float = Field(
         0.2, ge=0, le=1, description="Retries allowed per request on average, so that an outage is not multiplied."
     )
-
-
-__all__ = ["UpstreamSettings"]

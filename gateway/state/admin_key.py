@@ -10,6 +10,3 @@ FILE_NAME = "admin.key"
 def load_admin_key(folder: Path) -> str:
     """Return the key, making it (and the folder) when there is none yet; raises ``StateError``."""
     return load_secret(folder / FILE_NAME, what="admin key").hex()
-
-
-__all__ = ["FILE_NAME", "load_admin_key"]

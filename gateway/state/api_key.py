@@ -48,6 +48,3 @@ class KeyDigest:
         inner.update(key)
         outer.update(inner.digest())
         return outer.digest()
-
-
-__all__ = ["KeyDigest", "NewKey", "make_key"]

@@ -6,8 +6,9 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 
-from gateway.limits import KvBudget, Priority, SloClass, TenantLimits
+from gateway.limits import KvBudget, SloClass, TenantLimits
 from kvcontrol.core.blocks import CacheTier
+from kvcontrol.core.priority import Priority
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 DEFAULT_QUOTA = "_default"
@@ -121,21 +122,3 @@ class KeyBody(_Body):
 def is_name(text: str) -> bool:
     """Whether this can be the name of a tenant."""
     return _NAME.fullmatch(text) is not None
-
-
-__all__ = [
-    "CURRENT_PRESET",
-    "DEFAULT_QUOTA",
-    "NAME_PATTERN",
-    "Count",
-    "KeyBody",
-    "KvBudgetBody",
-    "Name",
-    "PolicyBody",
-    "PresetBody",
-    "QuotaBody",
-    "TenantBody",
-    "Text",
-    "TierName",
-    "is_name",
-]

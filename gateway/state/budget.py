@@ -37,6 +37,3 @@ def store_time() -> StoreTime:
     """Return what this task's calls share; a new one outside of ``shared_store_time``."""
     task, shared = asyncio.current_task(), _shared.get()
     return shared if shared is not None and shared.task is task else StoreTime(task)
-
-
-__all__ = ["StoreTime", "shared_store_time", "store_time"]

@@ -52,6 +52,3 @@ class Database(Protocol):
         ...
 
     def close(self) -> None: ...
-
-
-__all__ = ["CommitUnknownError", "Database", "Row"]

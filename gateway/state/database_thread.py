@@ -137,6 +137,3 @@ class DatabaseThread:
         if database is not None:
             with suppress(*self._unavailable):
                 database.close()
-
-
-__all__ = ["DatabaseThread"]

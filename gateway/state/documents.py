@@ -131,19 +131,3 @@ class Remembered:
     status: int
     body: str
     etag: str = ""
-
-
-__all__ = [
-    "ABSENT",
-    "Action",
-    "AuditBound",
-    "AuditEntry",
-    "Change",
-    "Delete",
-    "Document",
-    "Kind",
-    "PendingOperation",
-    "Put",
-    "Remembered",
-    "Revision",
-]

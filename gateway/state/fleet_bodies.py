@@ -62,6 +62,3 @@ class PinBody(_Body):
         """Return the hashes for one way of naming blocks, none where it is not known."""
         text = self.chains.get(layout, "")
         return tuple(text[start : start + _HASH_DIGITS] for start in range(0, len(text), _HASH_DIGITS))
-
-
-__all__ = ["ROUTING_NAME", "InstanceBody", "PinBody", "PolicyName", "RoutingBody"]

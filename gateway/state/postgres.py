@@ -164,6 +164,3 @@ def open_postgres(url: str, audit: AuditBound | None = None, *, limit_s: float =
     return SqlStore(
         lambda: PostgresDatabase(url, limit_s=limit_s), unavailable=(psycopg.Error,), audit=audit, limit_s=limit_s
     )
-
-
-__all__ = ["PostgresDatabase", "open_postgres"]

@@ -51,6 +51,3 @@ def _wrong(info: Mapping[str, Any]) -> str | None:
     if 0 < info.get("maxmemory", 0) <= info.get("used_memory", 0):
         return "the memory of Redis is full: tenants with quotas get 503. Raise its maxmemory, or remove other data"
     return unfit(info)
-
-
-__all__ = ["RedisWatch"]

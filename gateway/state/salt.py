@@ -14,6 +14,3 @@ FILE_NAME = "salt.secret"
 def load_salt_secret(folder: Path) -> bytes:
     """Return the secret, making it (and the folder) when there is none yet; raises ``StateError``."""
     return load_secret(folder / FILE_NAME, what="salt secret")
-
-
-__all__ = ["FILE_NAME", "load_salt_secret"]

@@ -120,6 +120,3 @@ def _migrate(database: Database, migrations: Sequence[Migration]) -> None:
         "ON CONFLICT (only_row) DO UPDATE SET version = excluded.version, oldest = excluded.oldest",
         [last.version, last.oldest],
     )
-
-
-__all__ = ["MIGRATIONS", "VERSION", "Migration", "SchemaError", "prepare"]

@@ -52,6 +52,3 @@ def _create(path: Path) -> None:
             return
     finally:
         scratch.unlink(missing_ok=True)
-
-
-__all__ = ["SECRET_BYTES", "load_secret"]

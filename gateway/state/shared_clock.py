@@ -25,6 +25,3 @@ class SharedClock:
     def seen(self, skew_s: float) -> None:
         """Note by how much this machine's clock is ahead of the store's."""
         self._ahead_s = self.own() - skew_s - self._ticks()
-
-
-__all__ = ["MOST_SKEW_S", "SharedClock"]

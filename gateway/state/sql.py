@@ -94,6 +94,3 @@ class SqlStore:
 
     async def close(self) -> None:
         await self._thread.close()
-
-
-__all__ = ["CALL_LIMIT_S", "SqlStore"]

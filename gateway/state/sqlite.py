@@ -129,6 +129,3 @@ def open_sqlite(
         audit=audit,
         limit_s=limit_s,
     )
-
-
-__all__ = ["FILE_NAME", "SqliteDatabase", "open_sqlite"]

@@ -160,6 +160,3 @@ def _follows(store: sqlite3.Connection, before: _Content) -> bool:
     [[oldest]] = store.execute("SELECT MIN(number) FROM kvgate_audit").fetchall()
     known = _entry_at_s(store, before.entry) == before.entry_at_s or (oldest or 0) > before.entry
     return _revision(store) >= before.revision and known
-
-
-__all__ = ["FileReplacedError", "SqliteFile"]

@@ -297,22 +297,3 @@ def audit(database: Database, limit: int, before: int | None, bound: AuditBound)
         )
         for number, at_s, actor, action, target, outcome, detail, request_id in found
     ]
-
-
-__all__ = [
-    "Record",
-    "abandon",
-    "apply",
-    "audit",
-    "begin",
-    "document",
-    "documents",
-    "hold",
-    "note",
-    "operations",
-    "remembered",
-    "revision",
-    "skew_s",
-    "snapshot",
-    "take",
-]

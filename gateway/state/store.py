@@ -146,16 +146,3 @@ class Store(Protocol):
     async def close(self) -> None:
         """Let the database go; nothing else may be called afterwards."""
         ...
-
-
-__all__ = [
-    "ConflictError",
-    "OperationBusyError",
-    "OperationLostError",
-    "OutcomeUnknownError",
-    "Remember",
-    "RepeatedKeyError",
-    "Store",
-    "StoreError",
-    "StoreUnavailableError",
-]

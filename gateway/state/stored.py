@@ -184,17 +184,3 @@ def _with_unknown(dumped: Mapping[str, Any], raw: Mapping[str, Any], known: Mapp
         elif all(isinstance(each, dict) for each in (value, known[name], merged.get(name))):
             merged[name] = _with_unknown(merged[name], value, known[name])
     return merged
-
-
-__all__ = [
-    "DocumentReader",
-    "UnreadableDocumentError",
-    "field",
-    "fields",
-    "newer",
-    "patched",
-    "read",
-    "read_in_part",
-    "readable",
-    "written",
-]

@@ -31,6 +31,3 @@ class LoopLag:
             self._due_s = None
             self._total_s += late_s
             self._observe(late_s)
-
-
-__all__ = ["LoopLag"]

@@ -46,6 +46,3 @@ def configure_logging(style: Literal["text", "json"], level: str) -> None:
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     for chatty in ("asyncio", "uvicorn.error", "httpx2"):  # the last names every health check
         logging.getLogger(chatty).setLevel(max(logging.WARNING, logging.getLogger().level))
-
-
-__all__ = ["FIELDS", "configure_logging", "formatter"]

@@ -108,6 +108,3 @@ def family_of(series: Series) -> Metric:
     """Return a family without samples; OpenMetrics wants the unit that the name ends in."""
     unit = next((each for each in _UNITS if series.name.endswith(f"_{each}")), "")
     return Metric(series.name, series.help, series.kind.value, unit)
-
-
-__all__ = ["CounterMeter", "HistogramMeter", "family_of", "gauge_of"]

@@ -208,6 +208,3 @@ def _tenants(accounts: Mapping[TenantId, Tenant]) -> Iterator[Metric]:
                     yield (name, quota), value
 
     yield gauge_of(catalogue.TENANT_QUOTA, quotas())
-
-
-__all__ = ["Metrics", "Watched"]

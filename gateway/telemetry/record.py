@@ -122,6 +122,3 @@ class RequestRecord:
             self.outcome = Outcome.CLIENT_ERROR
         else:
             self.outcome = Outcome.OK
-
-
-__all__ = ["Outcome", "RequestRecord"]

@@ -73,6 +73,3 @@ def _files_run_out(limit: int) -> bool:
         raise
     os.close(lowest)
     return lowest >= limit * _FULL_SHARE
-
-
-__all__ = ["Resources"]

@@ -97,6 +97,3 @@ def merged(texts: Mapping[int, str | None]) -> str:
     if any(text is not None and text.endswith(f"{_END}\n") for text in texts.values()):
         lines.append(_END)
     return "\n".join(lines) + "\n"
-
-
-__all__ = ["OWN_QUERY", "Siblings", "merged", "socket_path"]

@@ -168,6 +168,3 @@ def _fields(record: RequestRecord, outcome: Outcome, now_s: float) -> dict[str, 
             "cached_tokens": record.usage.cached_tokens,
         }
     return {key: value for key, value in fields.items() if value is not None}
-
-
-__all__ = ["Telemetry"]

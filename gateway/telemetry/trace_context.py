@@ -35,6 +35,3 @@ def with_context(headers: Sequence[Header], record: RequestRecord) -> Sequence[H
     if record.trace is None:
         return headers
     return [*(each for each in headers if each[0] not in _NAMES), *record.trace.headers]
-
-
-__all__ = ["begin_trace", "with_context"]

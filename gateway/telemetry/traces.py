@@ -39,6 +39,3 @@ def open_traces(endpoint: str | None) -> Traces | None:
 
     _log.info("a trace of each request is sent to %s", collector.url)
     return Traces(tracer=RequestTracer(tracing), counts=tracing.counts, close=tracing.close)
-
-
-__all__ = ["Traces", "open_traces"]

@@ -212,6 +212,3 @@ def _server(url: str) -> dict[str, AttributeValue]:
     parts = urlsplit(url)
     port = parts.port or (443 if parts.scheme == "https" else 80)
     return {"server.address": parts.hostname or "", "server.port": port}
-
-
-__all__ = ["RequestTrace", "RequestTracer"]

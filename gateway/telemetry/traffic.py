@@ -122,6 +122,3 @@ def quantile(ordered: Sequence[float], share: float) -> float | None:
     if not ordered:
         return None
     return ordered[max(0, ceil(share * len(ordered)) - 1)]
-
-
-__all__ = ["INTERVAL_S", "KEPT", "Interval", "Traffic", "quantile"]

@@ -52,6 +52,3 @@ class Backoff:
         pause_s = min(self._next_s, longest_s)
         self._next_s = min(self._next_s * 2, _LONGEST_AFTER_FAULT_S)
         return pause_s
-
-
-__all__ = ["Backoff", "Reason"]

@@ -356,5 +356,3 @@ _HEAD_ALONE_S = 0.05
 """So long is waited for data behind a head, before it is passed on alone: engines write one after the other."""
 _INFLATED = frozenset({b"gzip", b"x-gzip", b"deflate"})
 _PLAIN = frozenset({b"identity", b""})
-
-__all__ = ["UpstreamClient", "UpstreamResponse"]

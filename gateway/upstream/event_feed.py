@@ -368,6 +368,3 @@ def _reachable(endpoint: str, url: str) -> str:
     if scheme == "tcp" and host in {"*", "0.0.0.0", "[::]"}:  # noqa: S104 - compared, not bound
         return f"tcp://{urlsplit(url).hostname}:{port}"
     return endpoint
-
-
-__all__ = ["EventFeed", "FeedMeter"]

@@ -26,6 +26,3 @@ class UpstreamFailureError(Exception):
     def __init__(self, kind: FailureKind, message: str) -> None:
         super().__init__(message)
         self.kind = kind
-
-
-__all__ = ["FailureKind", "UpstreamFailureError"]

@@ -89,6 +89,3 @@ class Opening:
 def _is_plain_stream(headers: Sequence[Header]) -> bool:
     kinds = [value.partition(b";")[0].strip().lower() for name, value in headers if name == b"content-type"]
     return kinds == [_EVENT_STREAM] and not any(name == b"content-encoding" for name, _ in headers)
-
-
-__all__ = ["Opening"]

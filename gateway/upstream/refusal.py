@@ -246,6 +246,3 @@ def _of_status(status: int) -> tuple[str, str]:
         if status < HTTPStatus.INTERNAL_SERVER_ERROR
         else ("server_error", "engine_error")
     )
-
-
-__all__ = ["Refusal", "RefusalKind", "refusal_of_answer", "refusal_of_event"]

@@ -301,6 +301,3 @@ def _ended(failure: UpstreamFailureError) -> ApiError:
     if failure.kind in {FailureKind.IDLE_TIMEOUT, FailureKind.FIRST_BYTE_TIMEOUT}:
         return UpstreamTimeoutError(str(failure))
     return UpstreamFailedError(str(failure), code="upstream_cut")
-
-
-__all__ = ["DEADLINE", "AnswerShape", "Relayed", "Reply", "relay"]

@@ -16,6 +16,3 @@ class Reply(Protocol):
     async def send(self, data: bytes) -> None: ...
 
     async def finish(self, data: bytes = b"") -> None: ...
-
-
-__all__ = ["Reply"]

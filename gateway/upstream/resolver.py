@@ -32,6 +32,3 @@ class GuardedResolver:
         if not allowed:
             raise OSError(None, str(refusal or f"{host} has no address"))
         return allowed
-
-
-__all__ = ["GuardedResolver"]

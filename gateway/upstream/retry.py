@@ -73,6 +73,3 @@ class Attempts:
             return False
         self._lost += ended in {FailureKind.NO_ANSWER, FailureKind.NO_HTTP, FailureKind.HUNG}
         return self._lost <= _MOST_LOST and self._left > 0 and self._others() > 0 and self._budget.take()
-
-
-__all__ = ["Attempts", "RetryBudget"]

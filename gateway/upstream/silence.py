@@ -19,6 +19,3 @@ class Silence(Protocol):
     async def silent(self) -> None:
         """Nothing has come for ``after_s``, or for so long again."""
         ...
-
-
-__all__ = ["Silence"]

@@ -28,6 +28,3 @@ class SlicedWork:
         """Return what ``work`` returns, done in a thread; one at a time."""
         async with self._one_elsewhere:
             return await asyncio.to_thread(work)
-
-
-__all__ = ["SlicedWork"]

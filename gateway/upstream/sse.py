@@ -186,6 +186,3 @@ def data_of(event: bytes) -> bytes:
     """The event's data lines, joined as the standard says."""
     lines = [line for line in _LINE_END.split(event) if line.startswith(b"data:")]
     return b"\n".join(line[5:].removeprefix(b" ") for line in lines)
-
-
-__all__ = ["EventScanner", "Fault", "GenerateScanner", "data_of", "is_whole"]

@@ -21,6 +21,3 @@ class Timeouts:
                 raise ValueError(f"{name} is {getattr(self, name)}; it is > 0")
         if self.hung_s > self.idle_s:
             raise ValueError(f"hung_s is {self.hung_s}; it is at most idle_s ({self.idle_s})")
-
-
-__all__ = ["Timeouts"]

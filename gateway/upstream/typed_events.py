@@ -290,6 +290,3 @@ def _joined(before: Usage, now: Usage) -> Usage:
         completion_tokens=max(before.completion_tokens, now.completion_tokens),
         cached_tokens=before.cached_tokens if now.cached_tokens is None else now.cached_tokens,
     )
-
-
-__all__ = ["MessagesScanner", "ResponsesScanner", "TypedScanner"]

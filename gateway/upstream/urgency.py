@@ -3,8 +3,8 @@
 from typing import Final
 
 from gateway.http.headers import Header
-from gateway.limits import Priority
 from kvcontrol.core.control import DEADLINE_HEADER, PRIORITY_HEADER
+from kvcontrol.core.priority import Priority
 
 _PRIORITY: Final = PRIORITY_HEADER.encode()
 _DEADLINE: Final = DEADLINE_HEADER.encode()
@@ -14,6 +14,3 @@ def urgency_headers(priority: Priority, *, due_in_s: float) -> tuple[Header, Hea
     """Return the headers of an attempt that is made now; what is overdue is due at once."""
     due_ms = max(0, round(due_in_s * 1000))
     return (_PRIORITY, priority.value.encode()), (_DEADLINE, str(due_ms).encode())
-
-
-__all__ = ["urgency_headers"]

@@ -123,6 +123,3 @@ def _usage(reported: _Usage) -> Usage:
 def _sane(tokens: int | None) -> int | None:
     """A number below zero, which would take away what a tenant has used, or beyond all reason is none."""
     return tokens if tokens is not None and 0 <= tokens <= _MOST_TOKENS else None
-
-
-__all__ = ["ParsedChunk", "has_finished", "is_json", "parse_chunk", "usage_of_answer"]

@@ -133,6 +133,3 @@ def _status_board(
         siblings=base.siblings,
         problems=observation.problems,
     )
-
-
-__all__ = ["operator_routers"]

@@ -130,6 +130,3 @@ def _log_mode(settings: Settings, authenticator: Authenticator) -> None:
             "blocks; set KVGATE_TOKENIZER to a model folder"
         )
     _log.info("%d instances, routing policy %s", len(settings.fleet.instances), settings.routing.routing_policy)
-
-
-__all__ = ["build_app"]

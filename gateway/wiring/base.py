@@ -70,6 +70,3 @@ def open_base(settings: Settings, siblings: Siblings | None) -> Base:
         traces=open_traces(settings.telemetry.otlp_endpoint),
         via=Via(secrets.token_hex(4) if siblings is None else siblings.name),
     )
-
-
-__all__ = ["Base", "open_base"]

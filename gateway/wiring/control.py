@@ -153,6 +153,3 @@ def _settled(directory: DirectoryKeeper, changes: Changes) -> Callable[[], Await
             return Settled(known=False, still=False)
 
     return settled
-
-
-__all__ = ["Control", "build_config_sync", "build_control"]

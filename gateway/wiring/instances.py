@@ -150,6 +150,3 @@ def discovery_loops(
         ).run
         for each in chosen_watchers(settings.fleet)
     }
-
-
-__all__ = ["Instances", "Links", "build_instances", "build_leases", "build_membership", "discovery_loops"]

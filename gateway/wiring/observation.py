@@ -21,6 +21,3 @@ def build_observation() -> Observation:
     metrics = Metrics()
     telemetry = Telemetry(metrics)
     return Observation(metrics=metrics, telemetry=telemetry, lag=LoopLag(telemetry.lagged), problems=Problems())
-
-
-__all__ = ["Observation", "build_observation"]

@@ -218,6 +218,3 @@ def _reader(  # noqa: PLR0913, PLR0917 - called once
         admission=admission,
         registry=instances.registry,
     )
-
-
-__all__ = ["Serving", "build_serving", "cost_model", "open_threads"]

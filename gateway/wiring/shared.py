@@ -55,6 +55,3 @@ def _store(state: StateSettings) -> Store:
     from gateway.state.postgres import open_postgres
 
     return open_postgres(state.store_url.get_secret_value(), audit, limit_s=state.store_timeout_s)
-
-
-__all__ = ["Shared", "open_shared"]

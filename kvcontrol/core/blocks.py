@@ -85,6 +85,3 @@ class CacheIdentity:
     def adapter_revision(self, adapter: str) -> str:
         """Return the digest of an adapter's contents, empty for one that is not named."""
         return next((revision for name, revision in self.adapters if name == adapter), "")
-
-
-__all__ = ["CacheIdentity", "CacheTier", "KVBlockHandle", "KVBlockInfo", "KVFormat"]

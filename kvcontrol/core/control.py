@@ -206,22 +206,3 @@ DEADLINE_HEADER = "x-kvgate-deadline-ms"
 """Request header from the gateway to an engine: in how many milliseconds from now its first token is due. Absent, at no
 particular time; a client's is dropped.
 """
-
-__all__ = [
-    "CACHE_SALT_HEADER",
-    "DEADLINE_HEADER",
-    "PRIORITY_HEADER",
-    "SNAPSHOT_PATH",
-    "STATS_PATH",
-    "BenefitStats",
-    "EventsInfo",
-    "InstanceStats",
-    "LoadStats",
-    "OffloadStats",
-    "PathStats",
-    "PredictionStats",
-    "PrefixCacheStats",
-    "Residents",
-    "Snapshot",
-    "TierStats",
-]

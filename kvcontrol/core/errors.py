@@ -25,6 +25,3 @@ class IdentityError(KvControlError, ValueError):
 
 class WireError(KvControlError, ValueError):
     """A message from a peer can't be decoded; the message says which part and why."""
-
-
-__all__ = ["UNREADABLE", "IdentityError", "KvControlError", "WireError"]

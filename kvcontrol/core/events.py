@@ -67,6 +67,3 @@ def sliced(event: KvEvent, max_blocks: int) -> Iterator[KvEvent]:
             parent=blocks[start - 1] if start else event.parent,
             token_ids=event.token_ids[start * size : (start + max_blocks) * size],
         )
-
-
-__all__ = ["AllBlocksCleared", "BlockRemoved", "BlockStored", "EventBatch", "KvEvent", "sliced"]

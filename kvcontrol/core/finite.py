@@ -37,6 +37,3 @@ def _path(step: _Step | None) -> str:
         names.append(str(step.name))
         step = step.before
     return ".".join(reversed(names))
-
-
-__all__ = ["FINITE", "non_finite"]

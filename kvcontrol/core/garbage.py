@@ -15,6 +15,3 @@ def freeze_garbage() -> None:
     """
     gc.collect()
     gc.freeze()
-
-
-__all__ = ["freeze_garbage"]

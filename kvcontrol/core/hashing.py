@@ -108,15 +108,3 @@ def chain_hashes(parent: BlockHash, tokens: bytes, block_size_tokens: int) -> li
         current = state.digest()
         append(current)
     return cast("list[BlockHash]", hashes)
-
-
-__all__ = [
-    "HASH_BYTES",
-    "MAX_SALT_BYTES",
-    "SCHEMA_VERSION",
-    "TOKEN_BYTES",
-    "chain_hashes",
-    "child_hash",
-    "root_hash",
-    "token_bytes",
-]

@@ -16,5 +16,3 @@ Epoch = NewType("Epoch", str)
 
 Seq = NewType("Seq", int)
 """The number of an event batch within an epoch; starts at 0 and has no holes."""
-
-__all__ = ["BlockHash", "BlockId", "Epoch", "InstanceId", "Seq"]

@@ -5,6 +5,3 @@ def must(holds: bool, otherwise: str) -> None:  # noqa: FBT001 - reads as an ass
     """Raise ``AssertionError`` with ``otherwise`` unless it ``holds``; not an ``assert``, which ``-O`` leaves out."""
     if not holds:
         raise AssertionError(otherwise)
-
-
-__all__ = ["must"]

@@ -62,6 +62,3 @@ class PackedTokens(Sequence[int]):
         for place in range(TOKEN_BYTES):  # big-endian
             items[1 + place :: _ITEM_BYTES] = packed[TOKEN_BYTES - 1 - place :: TOKEN_BYTES]
         return _ARRAY32 + count.to_bytes(4, "big") + items
-
-
-__all__ = ["PackedTokens"]

@@ -144,20 +144,3 @@ def _port(text: str) -> int:
     """Return a port, 0 for what is none."""
     port = int(text)
     return port if port <= _LARGEST_PORT else 0
-
-
-__all__ = [
-    "PD_HEADER",
-    "TICKET_BYTES",
-    "Fetch",
-    "Hold",
-    "Load",
-    "PdDuty",
-    "PdHeaderError",
-    "PdStats",
-    "Save",
-    "Ticket",
-    "new_ticket",
-    "parse_endpoint",
-    "parse_pd_header",
-]

@@ -177,20 +177,3 @@ class PolicyReport(msgspec.Struct, frozen=True, kw_only=True):
     available: dict[str, str]
     strategies: dict[str, str] = {}
     paces: dict[str, str] = {}
-
-
-__all__ = [
-    "POLICY_PATH",
-    "WAIT_BUCKETS_S",
-    "AdaptiveReport",
-    "ClassWaits",
-    "EvictionReport",
-    "PaceReport",
-    "PolicyChange",
-    "PolicyInCharge",
-    "PolicyParams",
-    "PolicyReport",
-    "ScheduleReport",
-    "ShadowBody",
-    "ShadowStandingBody",
-]

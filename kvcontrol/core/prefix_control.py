@@ -88,20 +88,3 @@ class Invalidation(msgspec.Struct, frozen=True, kw_only=True):
     dropped: dict[CacheTier, int]
     in_use_blocks: int
     unpinned: list[str]
-
-
-__all__ = [
-    "INVALIDATE_PATH",
-    "LONGEST_TTL_S",
-    "MOST_PINS",
-    "PIN_PATH",
-    "PREFIXES_PATH",
-    "UNPIN_PATH",
-    "InvalidateRequest",
-    "Invalidation",
-    "Pin",
-    "PinRequest",
-    "Pins",
-    "UnpinRequest",
-    "Unpinned",
-]

@@ -17,5 +17,3 @@ class Priority(StrEnum):
 
 
 _LEVELS = {Priority.HIGH: 1, Priority.NORMAL: 0, Priority.LOW: -1}
-
-__all__ = ["Priority"]

@@ -20,6 +20,3 @@ class KVTransport(StrEnum):
 
     MIGRATION = "migration"
     TIERS = "tiers"
-
-
-__all__ = ["EngineRole", "KVTransport"]

@@ -17,6 +17,3 @@ def shown(value: object) -> str:
         return _REPR.repr(value)[:MOST_SHOWN]
     except ValueError:  # an integer with more digits than Python writes
         return f"a huge {type(value).__name__}"
-
-
-__all__ = ["MOST_SHOWN", "shown"]

@@ -144,6 +144,3 @@ def _windows(array: bytes, where: str) -> Iterator[bytes]:
             raise WireError(f"snapshot: a name in {where} is longer than {_LONGEST_NAME_BYTES} bytes")
         yield b"[" + array[start:cut] + b"]"
         start = cut + 1
-
-
-__all__ = ["MAX_SNAPSHOT_BYTES", "ResidentSlice", "SnapshotReader"]

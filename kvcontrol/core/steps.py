@@ -243,28 +243,3 @@ def _ranked(values: Sequence[float], share: float) -> float:
 
 def _buckets(names: Iterable[str], ends: Sequence[float]) -> dict[str, list[int]]:
     return {name: [0] * (len(ends) + 1) for name in names}
-
-
-__all__ = [
-    "IDLE_REASONS",
-    "IDLE_SECONDS",
-    "KEPT_STEPS",
-    "SHOWN_STEPS",
-    "STEPS_PATH",
-    "STEP_KINDS",
-    "STEP_SECONDS",
-    "STEP_SEQUENCES",
-    "IdleReason",
-    "Spread",
-    "Step",
-    "StepClock",
-    "StepHistograms",
-    "StepKind",
-    "StepTotals",
-    "StepsQuery",
-    "StepsReport",
-    "StepsSummary",
-    "pauses",
-    "spread",
-    "summarize",
-]

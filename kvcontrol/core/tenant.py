@@ -16,6 +16,3 @@ def tenant_of_salt(salt: str) -> str:
     if not salt:
         return SHARED_TENANT
     return blake2b(salt.encode(), digest_size=_DIGEST_BYTES, person=b"kvgate.tenant").hexdigest()
-
-
-__all__ = ["SHARED_TENANT", "TENANT_PATTERN", "tenant_of_salt"]

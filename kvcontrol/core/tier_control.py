@@ -98,23 +98,3 @@ class CacheReset(msgspec.Struct, frozen=True, kw_only=True):
     """``POST /kv/v1/prefix-cache/reset``: how many blocks each tier forgot; those that requests use stay in HBM."""
 
     dropped: dict[CacheTier, int]
-
-
-__all__ = [
-    "BLOCKS_PATH",
-    "MIGRATE_PATH",
-    "MOST_BLOCKS",
-    "MOST_BYTES",
-    "QUOTAS_PATH",
-    "RESET_PATH",
-    "BlockInfo",
-    "BlockList",
-    "BlockQuery",
-    "CacheReset",
-    "MigrateRequest",
-    "Migration",
-    "QuotaBody",
-    "QuotaChange",
-    "Quotas",
-    "TenantUsageBody",
-]

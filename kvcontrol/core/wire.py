@@ -315,22 +315,3 @@ def _tier(medium: str | None) -> CacheTier:
     if tier is None:
         raise WireError(f"medium is {medium!r}; known are {', '.join(sorted(_TIER))}")
     return tier
-
-
-__all__ = [
-    "END_OF_REPLAY",
-    "MAX_BATCH_BLOCKS",
-    "MAX_BATCH_EVENTS",
-    "MAX_BLOCK_SIZE_TOKENS",
-    "MAX_EVENT_TOKENS",
-    "MAX_HASH_BYTES",
-    "MAX_PAYLOAD_BYTES",
-    "MAX_SEQ",
-    "MAX_UNDECODABLE",
-    "MIN_HASH_BYTES",
-    "Decoded",
-    "decode_batch",
-    "decode_seq",
-    "encode_batch",
-    "encode_seq",
-]

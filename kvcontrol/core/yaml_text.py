@@ -44,6 +44,3 @@ def load_yaml(text: str | bytes) -> object:
         raise yaml.YAMLError(TOO_DEEP) from None
     except NO_SUCH_VALUE as error:
         raise yaml.YAMLError(f"invalid value ({error})") from error
-
-
-__all__ = ["NO_SUCH_VALUE", "TOO_DEEP", "Loader", "load_yaml"]

@@ -1,6 +1,7 @@
 """Which blocks go, which move, and when: decisions from what is known, never a touch of memory."""
 
 from kvcontrol.kv_policy.adaptive import AdaptivePolicy, AdaptiveState
+from kvcontrol.kv_policy.allowed import PolicyError
 from kvcontrol.kv_policy.arc import ArcPolicy
 from kvcontrol.kv_policy.block_key import BlockKey
 from kvcontrol.kv_policy.cost_aware import CostAwarePolicy
@@ -17,15 +18,7 @@ from kvcontrol.kv_policy.prediction_error import ErrorReport, PredictionError
 from kvcontrol.kv_policy.predictive import PredictivePolicy
 from kvcontrol.kv_policy.prefill_speed import SHORT_PREFILL_TOKENS, PrefillSpeed
 from kvcontrol.kv_policy.qos import QosPolicy
-from kvcontrol.kv_policy.registry import (
-    DEFAULT_POLICY,
-    POLICIES,
-    Parameter,
-    PolicyError,
-    PolicyKind,
-    checked,
-    make_policy,
-)
+from kvcontrol.kv_policy.registry import DEFAULT_POLICY, POLICIES, Parameter, PolicyKind, checked, make_policy
 from kvcontrol.kv_policy.s3fifo import S3FifoPolicy
 from kvcontrol.kv_policy.shadow import ShadowPolicies, ShadowReport, ShadowStanding
 from kvcontrol.kv_policy.spec import PolicySpec, parse_spec, parse_specs

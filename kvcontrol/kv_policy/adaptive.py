@@ -293,6 +293,3 @@ class AdaptivePolicy(PathPolicy[_Entry]):
             self._chosen = chosen
             self._switches += 1
         self._baseline *= _FADE
-
-
-__all__ = ["RISK", "WEIGHTS", "AdaptivePolicy", "AdaptiveState"]

@@ -93,20 +93,3 @@ def _is_hashable(key: object) -> bool:
     except TypeError:
         return False
     return True
-
-
-__all__ = [
-    "MOST_BYTES",
-    "MOST_CAPACITIES",
-    "MOST_CAPACITY_BLOCKS",
-    "MOST_TOKENS",
-    "PolicyError",
-    "check_capacity",
-    "check_keys",
-    "check_number",
-    "check_prompt",
-    "check_share",
-    "check_whole",
-    "is_number",
-    "is_whole",
-]

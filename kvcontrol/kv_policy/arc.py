@@ -153,6 +153,3 @@ def _known_count(incoming: Sequence[ContentKey]) -> int:
     """Return how many keys come, which can all be looked for; where one does, that is seen before anything changes."""
     check_keys(incoming)
     return len(incoming)
-
-
-__all__ = ["ArcPolicy"]

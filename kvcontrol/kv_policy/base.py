@@ -158,6 +158,3 @@ class PathPolicy(ABC, Generic[Entry]):
 def _refuse_twice(path: Sequence[BlockId]) -> None:
     if len(path) > 1 and len(set(path)) != len(path):
         raise ValueError(f"a path names a block once: {list(path)}")
-
-
-__all__ = ["OLDEST", "PathPolicy"]

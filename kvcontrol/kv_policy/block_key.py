@@ -67,6 +67,3 @@ def _check_text(name: str, value: object) -> None:
 def described(key: ContentKey | None) -> BlockKey:
     """Return a key as a described one: of no tenant, with the least priority and unknown costs where it isn't one."""
     return key if isinstance(key, BlockKey) else BlockKey(key)
-
-
-__all__ = ["HIGHEST_PRIORITY", "BlockKey", "described"]

@@ -70,6 +70,3 @@ class Buckets(Generic[Key, Value]):
                 del buckets[number]
             return number, taken
         return None
-
-
-__all__ = ["Buckets"]

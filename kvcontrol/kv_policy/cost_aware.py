@@ -118,6 +118,3 @@ class CostAwarePolicy(PathPolicy[_Entry]):
         if self._frequency:
             units *= entry.uses
         self._least = entry.worth = max(self._least, self._climbed + units)
-
-
-__all__ = ["CostAwarePolicy"]

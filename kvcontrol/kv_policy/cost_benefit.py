@@ -195,6 +195,3 @@ class CostBenefitModel:
     def errors(self) -> Mapping[Quantity, ErrorReport]:
         """Return how wrong the predictions of each quantity were."""
         return {quantity: error.report() for quantity, error in self._errors.items()}
-
-
-__all__ = ["CostBenefitModel", "Estimate", "Migration", "Prices", "Quantity"]

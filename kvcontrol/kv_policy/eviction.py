@@ -95,6 +95,3 @@ class EvictionPolicy(Protocol):
 
     def select_victims(self, context: PolicyContext) -> EvictionDecision:
         """Choose up to ``context.wanted_blocks``, a whole number >= 0; those chosen are removed from the policy."""
-
-
-__all__ = ["ContentKey", "EvictionDecision", "EvictionPolicy", "PolicyContext"]

@@ -58,6 +58,3 @@ class FifoPolicy(PathPolicy[None]):
                 del entries[block]
                 victims.append(block)
         return victims
-
-
-__all__ = ["FifoPolicy"]

@@ -45,6 +45,3 @@ class GhostList(Generic[Value]):
     def forget_oldest(self) -> None:
         """Forget the key put in longest ago; ``KeyError`` when there is none."""
         self._line.popitem(OLDEST)
-
-
-__all__ = ["GhostList"]

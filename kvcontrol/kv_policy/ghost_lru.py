@@ -218,6 +218,3 @@ def _leading(prompt: Sequence[ContentKey], there: Container[ContentKey], also: C
         if key not in there and key not in also:
             return place
     return len(prompt)
-
-
-__all__ = ["EXACT_BLOCKS", "LruGhost", "sampled", "sampling_shift"]

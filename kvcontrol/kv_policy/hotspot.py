@@ -266,6 +266,3 @@ def _lineage(run: _Run) -> list[_Run]:
         line.append(each)
         each = each.parent
     return line[::-1]
-
-
-__all__ = ["HotspotLineage", "Prefetch", "PrefetchPlan"]

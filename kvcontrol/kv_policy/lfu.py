@@ -58,6 +58,3 @@ class LfuPolicy(PathPolicy[int]):
                 del entries[block]
                 victims.append(block)
         return victims
-
-
-__all__ = ["LfuPolicy"]

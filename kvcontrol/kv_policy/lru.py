@@ -180,6 +180,3 @@ class LruPolicy:
 def _refuse_twice(path: Sequence[BlockId], blocks: set[BlockId]) -> None:
     if len(blocks) != len(path):
         raise ValueError(f"a path names a block once: {list(path)}")
-
-
-__all__ = ["LruPolicy"]

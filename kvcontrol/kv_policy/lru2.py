@@ -110,6 +110,3 @@ class Lru2Policy(PathPolicy[_Entry]):
             self._again.put(entry.before >> _SPAN_BITS, entry.before, block)
         else:
             self._once[block] = None
-
-
-__all__ = ["Lru2Policy"]

@@ -91,6 +91,3 @@ class MigrationPolicy:
         path = (migration.src_tier, migration.dst_tier)
         self._benefit_s[path] = self._benefit_s.get(path, 0.0) + net_s
         return MigrationDecision(plan=migration, net_benefit_s=net_s, reason=reason)
-
-
-__all__ = ["MigrationDecision", "MigrationMode", "MigrationPolicy", "PathBenefits"]

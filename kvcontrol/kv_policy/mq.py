@@ -115,6 +115,3 @@ class MqPolicy(PathPolicy[_Entry]):
 
 def _line_of(uses: int) -> int:
     return min(_LINES - 1, uses.bit_length() - 1)
-
-
-__all__ = ["MqPolicy"]

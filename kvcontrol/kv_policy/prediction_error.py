@@ -53,6 +53,3 @@ class PredictionError:
             bias=self._bias,
             factor=math.exp(self._log_factor),
         )
-
-
-__all__ = ["ErrorReport", "PredictionError"]

@@ -229,6 +229,3 @@ class PredictivePolicy(PathPolicy[_Entry]):
 def class_of(uses: int) -> int:
     """Return the class of a block used so often: 1, 2, 3 or 4, 5 to 8, and so on."""
     return min(CLASSES - 1, (uses - 1).bit_length())
-
-
-__all__ = ["CLASSES", "PredictivePolicy", "class_of"]

@@ -41,6 +41,3 @@ class PrefillSpeed:
         """
         check_whole("tokens", tokens, most=MOST_TOKENS)
         return None if self.tokens_per_s is None else tokens / self.tokens_per_s
-
-
-__all__ = ["SHORT_PREFILL_TOKENS", "PrefillSpeed"]

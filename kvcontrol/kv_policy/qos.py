@@ -182,6 +182,3 @@ class QosPolicy(PathPolicy[tuple[_Account, int]]):
         account.last = self._now
         self._accounts.move_to_end(account.tenant)
         self._changed.add(account.tenant)
-
-
-__all__ = ["QosPolicy"]

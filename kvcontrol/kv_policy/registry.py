@@ -7,7 +7,7 @@ from typing import Final
 
 from kvcontrol.core.shown import shown
 from kvcontrol.kv_policy.adaptive import AdaptivePolicy
-from kvcontrol.kv_policy.allowed import MOST_CAPACITY_BLOCKS, PolicyError, check_capacity, is_number
+from kvcontrol.kv_policy.allowed import PolicyError, check_capacity, is_number
 from kvcontrol.kv_policy.arc import ArcPolicy
 from kvcontrol.kv_policy.cost_aware import CostAwarePolicy
 from kvcontrol.kv_policy.eviction import EvictionPolicy
@@ -172,16 +172,3 @@ def make_policy(
         raise PolicyError(f"unknown policy {shown(name)}; known: {', '.join(POLICIES)}")
     check_capacity(capacity_blocks)
     return kind.make(capacity_blocks, kind.values(parameters))
-
-
-__all__ = [
-    "DEFAULT_POLICY",
-    "MOST_CAPACITY_BLOCKS",
-    "POLICIES",
-    "Parameter",
-    "PolicyError",
-    "PolicyKind",
-    "check_capacity",
-    "checked",
-    "make_policy",
-]

@@ -189,6 +189,3 @@ def index_of(hazards: list[float], first: int, patience: int) -> float:
         if waited >= patience or left < _LITTLE:
             break
     return best
-
-
-__all__ = ["BUCKETS", "ReuseTable", "bucket_of", "index_of", "start_of"]

@@ -152,6 +152,3 @@ class S3FifoPolicy(PathPolicy[_Entry]):
             for block in used:
                 main.move_to_end(block)
         return victims
-
-
-__all__ = ["S3FifoPolicy"]

@@ -220,14 +220,3 @@ class _GhostCache:
 
     def standing(self) -> ShadowStanding:
         return ShadowStanding(policy=self.text, lookups=self._lookups, hits=self._hits, window_hit_ratio=self._ratio)
-
-
-__all__ = [
-    "MOST_CANDIDATES",
-    "MOST_LOAD",
-    "SAMPLE_BLOCKS",
-    "WINDOW_S",
-    "ShadowPolicies",
-    "ShadowReport",
-    "ShadowStanding",
-]

@@ -5,8 +5,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from kvcontrol.core.shown import shown
+from kvcontrol.kv_policy.allowed import PolicyError
 from kvcontrol.kv_policy.eviction import EvictionPolicy
-from kvcontrol.kv_policy.registry import PolicyError, make_policy
+from kvcontrol.kv_policy.registry import make_policy
 
 _WRITTEN = re.compile(r"(?P<name>[^\s(),]+)(?:\s*\((?P<parameters>[^()]*)\))?")
 _SIGNS = re.compile(r"[(),]")
@@ -76,6 +77,3 @@ def _parts(text: str) -> Iterator[str]:
             yield text[begin : sign.start()]
             begin = sign.end()
     yield text[begin:]
-
-
-__all__ = ["PolicySpec", "parse_spec", "parse_specs"]

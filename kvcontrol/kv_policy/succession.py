@@ -87,6 +87,3 @@ class Succession:
         )
         late = len(self._late)
         must(order[len(order) - late :] == list(self._late), "what came or was used since isn't in its order")
-
-
-__all__ = ["Link", "Succession"]

@@ -329,6 +329,3 @@ class TailsFirst:
         del self._tails[key]
         for head in self._aside.pop(key, ()):
             self._next[head] = None
-
-
-__all__ = ["TailsFirst"]

@@ -76,6 +76,3 @@ class ThreeLines(Generic[Key]):
                 first = key
             break
         return first
-
-
-__all__ = ["ENDLESS", "LINE_OF", "LRU", "OFTEN", "ThreeLines", "Weights"]

@@ -96,6 +96,3 @@ class WeightShadow:
         self.won = (self.won + self.lead) * fade
         self._squares = (self._squares + self.lead * self.lead) * fade
         self.lead = 0
-
-
-__all__ = ["WeightShadow"]

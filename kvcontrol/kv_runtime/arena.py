@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 
-from kvcontrol.kv_runtime.block_file import PAGE_BYTES, BlockFile, BlockFileSpec, padded
+from kvcontrol.kv_runtime.block_file import BlockFile, BlockFileSpec, padded
 from kvcontrol.kv_runtime.errors import ArenaError, BlockFileError
 from kvcontrol.kv_runtime.header import decode_header, encode_header
 from kvcontrol.kv_runtime.record import BlockSeal, Recovered
@@ -145,6 +145,3 @@ class HostArena:
         if not 0 <= slot < self.slots:
             raise IndexError(f"slot {slot} of an arena with {self.slots}")
         return self._first + slot * self.pitch_bytes
-
-
-__all__ = ["PAGE_BYTES", "HostArena"]

@@ -123,14 +123,3 @@ class DurableBackendProtocol(KVBackendProtocol, Protocol):
 
     def erase(self, slots: Sequence[int]) -> list[BlockStatus]:
         """Keep slots from being found by a later ``recover``; return whether that succeeded."""
-
-
-__all__ = [
-    "BlockStatus",
-    "DurableBackendProtocol",
-    "EngineBackendProtocol",
-    "Fence",
-    "KVBackendProtocol",
-    "Move",
-    "OrderedBackendProtocol",
-]

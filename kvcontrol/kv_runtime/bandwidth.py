@@ -53,6 +53,3 @@ class Bandwidth:
         if running_bytes and took_s > 0:
             return min(known, (self._sample_bytes + running_bytes) / took_s)
         return known
-
-
-__all__ = ["Bandwidth"]

@@ -256,6 +256,3 @@ class BlockFile:
         page = _CHECKSUM.pack(xxhash.xxh3_64_intdigest(body)) + body
         os.pwrite(self.fd, page.ljust(PAGE_BYTES, b"\0"), 0)
         os.fsync(self.fd)
-
-
-__all__ = ["MAX_IDENTITY_BYTES", "PAGE_BYTES", "BlockFile", "BlockFileSpec", "aligned_pages", "padded"]

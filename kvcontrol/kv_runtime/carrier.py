@@ -175,6 +175,3 @@ def _moves(name: LaneName, routes: Sequence[Route], checksums: Sequence[int | No
         Move(slot, route.host, None if value is None else BlockSeal(route.record, value))
         for slot, route, value in zip(slots, routes, checksums, strict=True)
     ]
-
-
-__all__ = ["READS", "Carrier"]

@@ -63,6 +63,3 @@ def fastest() -> Checksums:
         problem = "it computes something else than the xxhash package"
     _log.warning("blocks are verified one by one, which is slower; native helper unavailable: %s", problem)
     return one_by_one
-
-
-__all__ = ["Checksums", "NativeChecksums", "fastest", "one_by_one"]

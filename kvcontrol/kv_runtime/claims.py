@@ -43,6 +43,3 @@ def check_distinct(block_ids: Sequence[BlockId]) -> None:
     """Raise ``ValueError`` for a block that is named twice."""
     if len(set(block_ids)) != len(block_ids):
         raise ValueError("a block is named twice; each may come once")
-
-
-__all__ = ["Claims", "check_distinct"]

@@ -161,6 +161,3 @@ class SteppedCrew:
         while ran := sum(self.run_one(lane) for lane in self._lanes):
             carried += ran
         return carried
-
-
-__all__ = ["Crew", "Step", "SteppedCrew", "ThreadCrew"]

@@ -233,6 +233,3 @@ class Demoter:
 def _alone(block: Block) -> bool:
     """Whether a block is in DDR and neither in NVMe nor on its way."""
     return not block.dropped and not block.arriving and len(block.copies) == 1 and _DDR in block.copies
-
-
-__all__ = ["Demoter", "WriteMode"]

@@ -91,6 +91,3 @@ class Directory:
             times.append(self._migrator.seconds_for(_NVME, _HBM, below))
         known = [seconds for seconds in times if seconds is not None]
         return max(known) if len(known) == len(times) else None
-
-
-__all__ = ["Directory"]

@@ -44,15 +44,3 @@ class QuotaError(KvRuntimeError, ValueError):
 
 class RequestError(KvRuntimeError, ValueError):
     """A request is not known, known already, or in another state than a call needs; nothing was changed."""
-
-
-__all__ = [
-    "AllocationError",
-    "ArenaError",
-    "BackendError",
-    "BlockFileError",
-    "KvRuntimeError",
-    "NativeError",
-    "QuotaError",
-    "RequestError",
-]

@@ -25,6 +25,3 @@ class EvictableBlocks:
         """Raise ``AssertionError`` unless so many blocks are counted."""
         must(self.blocks == blocks, f"{self.blocks} blocks count as evictable of {blocks}")
         must(sum(self.of_tenant.values()) == blocks, "tenants' evictable blocks don't add up")
-
-
-__all__ = ["EvictableBlocks"]

@@ -163,6 +163,3 @@ class Exchange:
         """Return every copy whose slot another party may access."""
         yield from self._lent
         yield from self._berths.values()
-
-
-__all__ = ["Berth", "Exchange", "Lent", "Short", "Standing"]

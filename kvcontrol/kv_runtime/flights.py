@@ -345,6 +345,3 @@ def _lands(flight: Flight, item: Item, result: BlockResult) -> bool:
     if flight.src_tier is _HBM:  # the engine may have reused a block that was given up
         return result.status is _OK and not item.loose
     return result.arrived if flight.src_tier is _NVME else result.status is _OK
-
-
-__all__ = ["Flight", "Flights", "Item"]

@@ -100,14 +100,3 @@ def decode_header(
         tenant=tenant,
     )
     return BlockSeal(record, checksum)
-
-
-__all__ = [
-    "HEADER_BYTES",
-    "MAX_TENANT_BYTES",
-    "PAGE_BYTES",
-    "decode_header",
-    "encode_header",
-    "header_bytes_for",
-    "variable_bytes",
-]

@@ -373,6 +373,3 @@ def _or(deadline_s: float | None, default_s: float) -> float:
 
 def _nothing(slot: int) -> None:
     """A durable slot that is given up is overwritten later."""
-
-
-__all__ = ["HierarchyManager"]

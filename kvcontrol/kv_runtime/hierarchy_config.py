@@ -45,6 +45,3 @@ class HierarchyConfig:
             raise ValueError(f"retry_writes_after_s is {self.retry_writes_after_s}; it must be >= 0")
         if self.write_mode is WriteMode.BACK and self.ddr.high >= 1:
             raise ValueError("write_back needs a high watermark of DDR below 1, from which on blocks are written back")
-
-
-__all__ = ["HierarchyConfig"]

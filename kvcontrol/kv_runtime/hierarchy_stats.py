@@ -71,6 +71,3 @@ class HierarchyStats:
     worker_faults: int
     errors: Mapping[Quantity, ErrorReport]
     benefits: Mapping[tuple[CacheTier, CacheTier], PathBenefits]
-
-
-__all__ = ["HierarchyStats", "TierStats"]

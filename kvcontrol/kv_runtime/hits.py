@@ -36,6 +36,3 @@ class TierHits:
                 self.by_tenant[_DDR, block.record.tenant] += 1
             elif block.readable:
                 self.by_tenant[_NVME, block.record.tenant] += 1
-
-
-__all__ = ["TierHits"]

@@ -203,6 +203,3 @@ class Lane:
             batch_s=self._batch_s,
             oldest_running_s=self.oldest_running_s(now_s),
         )
-
-
-__all__ = ["LANES_OF", "Batch", "Lane", "LaneName", "LaneStats"]

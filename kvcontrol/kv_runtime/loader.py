@@ -186,6 +186,3 @@ def _unfinished(ticket: Ticket) -> set[BlockId]:
 
 def _priority(ticket: Ticket) -> Priority:
     return Priority.PREFETCH if ticket.kind is TicketKind.PREFETCH else Priority.DEMAND
-
-
-__all__ = ["Loader"]

@@ -60,6 +60,3 @@ def survey_path(residency: Residency, keys: Sequence[BlockHash], tokens: Sequenc
                 readable.append(block.block_id)
         parent = key
     return Survey(readable, missing, collided=False)
-
-
-__all__ = ["Run", "Survey", "find_run", "survey_path"]

@@ -60,6 +60,3 @@ class MigrationGate:
         None for what nobody has measured. O(1).
         """
         return self._costs.prefill.seconds_for(block_tokens), self._migrator.seconds_for(CacheTier.DDR, _HBM, 1)
-
-
-__all__ = ["MigrationGate"]

@@ -311,6 +311,3 @@ class KVMigrator:
         if not batches:
             del self._open[batch.plan_id]
         self.reports.add(BatchReport(batch.plan_id, batch.start, batch.statuses, batch.arrived, batch.checksums))
-
-
-__all__ = ["KVMigrator"]

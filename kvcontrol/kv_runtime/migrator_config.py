@@ -43,6 +43,3 @@ class MigratorConfig:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be > 0")
         if self.fence_slice_s <= 0:
             raise ValueError(f"fence_slice_s is {self.fence_slice_s}; it must be > 0")
-
-
-__all__ = ["MigratorConfig"]

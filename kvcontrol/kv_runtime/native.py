@@ -90,6 +90,3 @@ def _xxh3() -> Any:
     """XXH3_64bits of the library that the xxhash package consists of; the one that asks the CPU, where there is one."""
     library = ctypes.CDLL(xxhash._xxhash.__file__)  # type: ignore[attr-defined]  # noqa: SLF001
     return getattr(library, "XXH3_64bits_dispatch", None) or library.XXH3_64bits
-
-
-__all__ = ["Native", "compiled", "native"]

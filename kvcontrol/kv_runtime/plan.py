@@ -114,6 +114,3 @@ class BatchReport:
         self.statuses += other.statuses
         self.arrived += other.arrived
         self.checksums += other.checksums
-
-
-__all__ = ["BatchReport", "BlockResult", "MigrationPlan", "PlanId", "PlanRefusal", "Priority", "Route"]

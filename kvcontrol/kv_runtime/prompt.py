@@ -18,6 +18,3 @@ class Prompt:
     tenant: str
     block_tokens: int
     prompt_tokens: int
-
-
-__all__ = ["Prompt"]

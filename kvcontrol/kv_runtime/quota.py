@@ -263,6 +263,3 @@ def _must_fit(tier: CacheTier, opened: _Tier, quotas: Mapping[str, TenantQuota])
         raise QuotaError(
             f"guarantees in {tier} add up to {wanted} blocks of {opened.block_bytes} bytes; it has {opened.capacity}"
         )
-
-
-__all__ = ["NO_QUOTA", "Allowance", "QuotaManager", "TenantQuota", "TenantUsage"]

@@ -58,6 +58,3 @@ def checksum(data: bytes | bytearray | memoryview) -> int:
     shared memory are readable and writable by the server's own user alone.
     """
     return xxhash.xxh3_64_intdigest(data)
-
-
-__all__ = ["BlockRecord", "BlockSeal", "Recovered", "check_path", "checksum"]

@@ -20,6 +20,3 @@ class NoSpace:
     wanted: int
     available: int
     shortage: Shortage = Shortage.FULL
-
-
-__all__ = ["NoSpace", "Shortage"]

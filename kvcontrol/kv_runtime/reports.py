@@ -53,6 +53,3 @@ class Reports:
     def wait(self, timeout_s: float) -> bool:
         """Wait, without the GIL, until there is something to take; False when there was nothing in that time."""
         return self._reported.wait(timeout_s)
-
-
-__all__ = ["Reports"]

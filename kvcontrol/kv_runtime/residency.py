@@ -327,6 +327,3 @@ class Residency:
             self.to_erase.append(copy)
         else:
             self.spaces[copy.tier].slots.free(copy)
-
-
-__all__ = ["Loss", "Residency"]

@@ -71,6 +71,3 @@ class Block:
     def gone(self) -> bool:
         """Whether nothing is left of it and nothing comes."""
         return not self.copies and not self.arriving
-
-
-__all__ = ["Block", "Copy"]

@@ -90,6 +90,3 @@ class Saver:
 def _refuse(ticket: Ticket, places: Sequence[int], reason: Reason) -> None:
     for place in places:
         ticket.end(place, _FAILED, reason)
-
-
-__all__ = ["Saver"]

@@ -103,6 +103,3 @@ class SlabAllocator:
         used = self._used
         self._free = [slot for slot in self._free if slot not in used]
         self._stale = False
-
-
-__all__ = ["SlabAllocator"]

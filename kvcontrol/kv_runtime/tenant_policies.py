@@ -101,6 +101,3 @@ class TenantPolicies:
         """Raise ``AssertionError`` when a policy contradicts itself. O(blocks)."""
         for policy in self._policies.values():
             policy.check_integrity()
-
-
-__all__ = ["TenantPolicies"]

@@ -60,6 +60,3 @@ class TenantSlots:
         self._slots.check_integrity()
         used = sum(usage.used_blocks for usage in self._quotas.usage(self._tier).values())
         must(used == self.used, f"{self._tier}: accounts contain {used} slots, {self.used} are used")
-
-
-__all__ = ["TenantSlots"]

@@ -227,21 +227,3 @@ class Ticket:
             block_ids=[None if block is None else block.block_id for block in self.blocks],
             ends=[end for end in self.ends if end is not None],
         )
-
-
-__all__ = [
-    "MOVED",
-    "REASON_OF",
-    "REASON_OF_REFUSAL",
-    "Change",
-    "End",
-    "Finished",
-    "Outcome",
-    "Progress",
-    "Reason",
-    "SaveRequest",
-    "SaveTicket",
-    "Ticket",
-    "TicketId",
-    "TicketKind",
-]

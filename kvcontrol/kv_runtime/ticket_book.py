@@ -106,6 +106,3 @@ class TicketBook:
         finished = tuple(self._finished)
         self._finished.clear()
         return finished
-
-
-__all__ = ["TicketBook"]

@@ -51,6 +51,3 @@ class TierPolicies:
         if space is None:
             raise ValueError(f"unknown tier {tier}; known: {', '.join(self._residency.spaces)}")
         return space
-
-
-__all__ = ["TierPolicies"]

@@ -263,6 +263,3 @@ def _by_tenant(path: Sequence[Block]) -> Sequence[tuple[str, Sequence[Block]]]:
     if len({block.record.tenant for block in path}) == 1:  # as nearly always
         return ((path[0].record.tenant, path),)
     return [(tenant, list(blocks)) for tenant, blocks in groupby(path, key=lambda block: block.record.tenant)]
-
-
-__all__ = ["TierSpace", "Watermarks"]

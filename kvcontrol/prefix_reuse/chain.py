@@ -51,6 +51,3 @@ class PromptChain:
     def parent(self, block: int) -> BlockHash | None:
         """Return the key of the block before, None for the first."""
         return self.keys[block - 1] if block else None
-
-
-__all__ = ["PromptChain"]

@@ -376,6 +376,3 @@ class FleetIndex:
         self._names[holder.bit] = instance
         self._live |= holder.bit
         return holder
-
-
-__all__ = ["FleetIndex", "Run"]

@@ -116,6 +116,3 @@ def bits_of(mask: int) -> Iterator[int]:
         bit = mask & -mask
         mask ^= bit
         yield bit
-
-
-__all__ = ["ONE_CHILD", "TIERS", "TIER_BIT", "Holder", "Matches", "bits_of", "split"]

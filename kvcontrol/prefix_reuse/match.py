@@ -55,5 +55,3 @@ class ResidencyIndex(Protocol):
 
 
 _SPEED_ORDER = {tier: order for order, tier in enumerate(CacheTier)}
-
-__all__ = ["PrefixMatch", "ResidencyIndex"]

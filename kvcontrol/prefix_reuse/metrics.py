@@ -131,6 +131,3 @@ class PrefixReuseMetrics:
                 held_blocks=held_blocks,
                 held_bytes=held_bytes,
             )
-
-
-__all__ = ["LatencyHistogram", "PrefixReuseMetrics", "PrefixReuseReport"]

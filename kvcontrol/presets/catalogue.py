@@ -79,6 +79,3 @@ class Presets:
             if any(each.casefold() in wanted for each in part.recognised_by):
                 return name
         return None
-
-
-__all__ = ["FILE", "SCHEMA", "Presets"]

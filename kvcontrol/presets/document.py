@@ -100,6 +100,3 @@ def _items(node: yaml.MappingNode, path: str, document: Document) -> Iterator[tu
             continue
         seen.add(key)
         yield key, _value(value_node, place, document)
-
-
-__all__ = ["Document", "Scalar", "Value", "parse"]

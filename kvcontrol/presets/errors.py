@@ -21,6 +21,3 @@ class PresetFileError(PresetError):
 
 class UnknownPresetError(PresetError):
     """No preset or hardware has that name; the message says which ones there are."""
-
-
-__all__ = ["PresetError", "PresetFileError", "UnknownPresetError"]

@@ -36,6 +36,3 @@ def _nvme_form(part: NvmePart) -> dict[str, Any]:
         "policy": part.policy,
         "write_mode": part.write_mode.value,
     }
-
-
-__all__ = ["workload_form"]

@@ -253,23 +253,3 @@ def _bounds(section: Section) -> Bounds:
     )
     section.finish()
     return bounds
-
-
-__all__ = [
-    "DEVICES",
-    "HARDWARE_KEYS",
-    "KV_QUANTISATIONS",
-    "SHIPPED_POLICIES",
-    "WORKLOAD_KEYS",
-    "Bounds",
-    "DdrPart",
-    "EngineFlags",
-    "Evidence",
-    "HardwarePart",
-    "NvmePart",
-    "QuotaPart",
-    "TierPart",
-    "WorkloadPart",
-    "read_hardware",
-    "read_workload",
-]

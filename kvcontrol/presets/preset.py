@@ -137,6 +137,3 @@ def size_text(size_bytes: int) -> str:
     """Return a size as the file has it, in the largest unit that divides it."""
     unit, name = next((each for each in _UNITS if size_bytes % each[0] == 0), (1, "B"))
     return f"{size_bytes // unit}{name}"
-
-
-__all__ = ["Preset", "merge", "size_text"]

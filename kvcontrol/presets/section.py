@@ -125,6 +125,3 @@ class Section:
     def _refuse(self, key: str, value: Value, what: str) -> None:
         state = f"is {value!r}" if key.partition(".")[0] in self._values else "is missing"
         self._document.complain(self._join(key), f" {state}; {what}")
-
-
-__all__ = ["Section"]

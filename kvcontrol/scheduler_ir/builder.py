@@ -94,6 +94,3 @@ def _whole(request: IRRequest, suffix: str) -> list[IRNode]:
         )
     )
     return nodes
-
-
-__all__ = ["IRBuilder"]

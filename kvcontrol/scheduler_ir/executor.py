@@ -123,6 +123,3 @@ class StepRunner(Protocol):
     def release(self, plan_id: PlanId) -> None:
         """Give back what a plan that ended early holds."""
         ...
-
-
-__all__ = ["ExecutorAPI", "PlanState", "PlanStatus", "StepExecutor", "StepRunner"]

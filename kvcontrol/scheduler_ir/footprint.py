@@ -72,6 +72,3 @@ class Footprint:
                 start = min(prefix.end, span.end)
         if start < span.end:
             yield span.request, start, span.end
-
-
-__all__ = ["Footprint"]

@@ -174,6 +174,3 @@ def renamed(node: IRNode, names: Mapping[ValueName, ValueName]) -> IRNode:
         config=node.config,
         device=node.device,
     )
-
-
-__all__ = ["IRGraph", "IROptimizing", "renamed"]

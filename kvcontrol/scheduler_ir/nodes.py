@@ -294,25 +294,3 @@ class IRNode:
 def _named(values: tuple[ValueName, ...]) -> str:
     more = len(values) - _SHOWN
     return ", ".join(f"%{each[:MOST_SHOWN]}" for each in values[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
-
-
-__all__ = [
-    "CONFIGS",
-    "CONSUMING",
-    "DecodeConfig",
-    "Device",
-    "EvictConfig",
-    "IRError",
-    "IRNode",
-    "JoinConfig",
-    "LoadConfig",
-    "NodeConfig",
-    "NodeType",
-    "PinConfig",
-    "PrefillConfig",
-    "TransferConfig",
-    "ValueName",
-    "is_count",
-    "is_of",
-    "is_seconds",
-]

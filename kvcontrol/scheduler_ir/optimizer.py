@@ -146,6 +146,3 @@ def _answers(graph: IRGraph) -> dict[ValueName, tuple[str, int, int]]:
         for node in graph.nodes
         if isinstance(node.config, DecodeConfig) and node.outputs[0] in leaving
     }
-
-
-__all__ = ["DeviceLimits", "IROptimizer", "IRPass", "Optimized", "PassContext", "PassReport", "Rewritten"]

@@ -49,6 +49,3 @@ def _cycle(before: Sequence[set[int]], nodes: Sequence[IRNode], sorted_ones: set
         named.append(f"({len(cycle) - 2 * _SHOWN} more)")
     named += [nodes[each].describe() for each in cycle[max(_SHOWN, len(cycle) - _SHOWN) :]]
     return " -> ".join(named)
-
-
-__all__ = ["topological_order"]

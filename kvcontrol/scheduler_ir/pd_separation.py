@@ -157,14 +157,3 @@ class ThresholdSeparator:
             if domain is not None and domain == answer.get(transport):
                 return transport
         return None
-
-
-__all__ = [
-    "HybridOnly",
-    "PDSeparator",
-    "PhaseLimits",
-    "Side",
-    "Split",
-    "SplitReason",
-    "ThresholdSeparator",
-]

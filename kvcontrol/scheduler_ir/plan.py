@@ -154,6 +154,3 @@ def _handing_over(device: Device, nodes: Sequence[IRNode]) -> list[Leg]:
 def _kinds(nodes: Iterable[IRNode]) -> tuple[NodeType, ...]:
     """The kinds of steps, each once, in order: chunks of a prompt and several requests are the engine's affair."""
     return tuple(dict.fromkeys(node.node_type for node in nodes))
-
-
-__all__ = ["ExecutionPlan", "Leg", "LegKind", "PlanId", "legs_of"]

@@ -153,6 +153,3 @@ class IRRequest:
                 )
             before = prefix.end
         return ""
-
-
-__all__ = ["CachedRun", "Handover", "IRRequest", "Placement", "SharedPrefix"]

@@ -115,6 +115,3 @@ class Namer:
             name = ValueName(f"{base}.{number}")
         self._taken.add(name)
         return name
-
-
-__all__ = ["KvSpan", "Namer", "covered", "given_span", "joining", "spans_of"]

@@ -147,6 +147,3 @@ def _unquoted(word: str) -> str:
         return str(json.loads(word))
     except ValueError as error:
         raise IRError(f"{word[:MOST_SHOWN]} is no JSON string: {error}") from None
-
-
-__all__ = ["parse", "render", "render_node"]

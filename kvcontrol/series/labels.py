@@ -48,5 +48,3 @@ LABELS: Final[dict[str, str]] = {
     "version": "version of kvgate",
     "worker": "number of a gateway process on a host, on every metric; absent where there is only one process",
 }
-
-__all__ = ["LABELS", "MOST_MODELS", "MOST_TENANTS", "OTHER"]

@@ -22,5 +22,3 @@ LMDEPLOY: Final[dict[str, str]] = {
     "process_resident_memory_bytes": "main memory, of the gateway and of the api_server process",
     "up": "1 if Prometheus could scrape the target",
 }
-
-__all__ = ["LMDEPLOY"]

@@ -57,6 +57,3 @@ class Series:
         if self.kind is Kind.HISTOGRAM:
             return (f"{self.name}_bucket", f"{self.name}_count", f"{self.name}_sum")
         return (self.exposed,)
-
-
-__all__ = ["Kind", "Series", "Unit"]

@@ -160,17 +160,3 @@ def spellings(backend: Any) -> Iterator[str]:
         return
     for start in range(0, len(spelled), _SPELLED_AT_ONCE):
         yield added[0] + added[0].join(spelled[start : start + _SPELLED_AT_ONCE])
-
-
-__all__ = [
-    "MOST_OVERLAPS",
-    "Choice",
-    "FastokensEncoder",
-    "HuggingFaceEncoder",
-    "SlowEncoder",
-    "TextEncoder",
-    "choose_encoder",
-    "disagreement",
-    "overlaps",
-    "spellings",
-]

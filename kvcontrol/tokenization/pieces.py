@@ -273,14 +273,3 @@ class _Marked:
     def encode(self, text: str) -> bytes:
         half = len(text) // 2
         return self.encoder.encode(f"{self.marker}{text[:half]}{self.marker}{text[half:]}{self.marker}\n{text}")
-
-
-__all__ = [
-    "MemoryStats",
-    "Memoryless",
-    "PieceMemory",
-    "RememberingEncoder",
-    "Sought",
-    "TenantMemory",
-    "remembering",
-]

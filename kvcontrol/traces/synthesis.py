@@ -192,16 +192,3 @@ class BlockTexts:
         if left > 0:
             parts.append(self._maker.text(len(self._numbers) + tail, left, digits=max(self.digits + 1, 4)))
         return "".join(parts)
-
-
-__all__ = [
-    "MIN_WORDS",
-    "OPENER",
-    "Ask",
-    "BlockTexts",
-    "SynthesisError",
-    "TextMaker",
-    "TokenCount",
-    "Words",
-    "learn_words",
-]

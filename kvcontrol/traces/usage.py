@@ -45,6 +45,3 @@ def _tokens(value: Mapping[str, object], name: str) -> int:
     if not isinstance(tokens, int) or isinstance(tokens, bool) or not 0 <= tokens <= _MOST_TOKENS:
         raise UsageError(f"{name} is no number of tokens, 0 to {_MOST_TOKENS}")
     return tokens
-
-
-__all__ = ["UsageError", "Used", "header_tokens", "used"]

@@ -138,6 +138,3 @@ def _whole(given: Mapping[str, str], name: str, default: int) -> int:
     if not (text.isascii() and text.isdigit() and 1 <= int(text) <= _MILLION):
         raise TracingError(f"{name}={text!r}: a whole number from 1 to {_MILLION}")
     return int(text)
-
-
-__all__ = ["Collector", "TracingError", "collector_of", "start_tracing"]

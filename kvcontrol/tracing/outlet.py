@@ -133,6 +133,3 @@ def headers_of(context: SpanContext) -> list[tuple[bytes, bytes]]:
     if context.trace_state:
         headers.append((b"tracestate", context.trace_state.to_header().encode()))
     return headers
-
-
-__all__ = ["SpanCounts", "Tracing", "headers_of"]

@@ -84,6 +84,3 @@ def _refused(answer: httpx2.Response) -> CommandError:
     if answer.status_code == HTTPStatus.UNAUTHORIZED:
         return WrongKeyError(str(message), "use the key from the gateway's state folder or its admin_key setting")
     return CommandError(str(message))
-
-
-__all__ = ["AdminClient", "Reply", "WrongKeyError", "find_key"]

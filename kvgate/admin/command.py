@@ -285,6 +285,3 @@ def _param(text: str) -> tuple[str, Any]:
         return name, json.loads(value)
     except ValueError:
         return name, value
-
-
-__all__ = ["build_admin"]

@@ -138,6 +138,3 @@ def _path(name: str) -> str:
 
 def _seconds(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
-
-
-__all__ = ["explain", "instances", "messages_in", "routing"]

@@ -128,19 +128,3 @@ def _cell(column: str, value: Any) -> Text:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-__all__ = [
-    "GATEWAY_URL",
-    "AdminKey",
-    "GatewayUrl",
-    "Operator",
-    "StateFolder",
-    "fetched",
-    "listed",
-    "one",
-    "operator_of",
-    "show",
-    "table_of",
-    "text_of",
-]

@@ -126,6 +126,3 @@ def _reasons(places: dict[str, Any]) -> None:
 
 def _rounded(seconds: float | None) -> str:
     return "-" if seconds is None else json.dumps(round(seconds))
-
-
-__all__ = ["prefixes"]

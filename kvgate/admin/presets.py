@@ -75,6 +75,3 @@ def _form_in(file: Path) -> dict[str, object]:
     if not isinstance(form, dict):
         raise CommandError(f"{file}: the file contains no preset", "kvgate admin presets show prints the format")
     return form
-
-
-__all__ = ["presets"]

@@ -25,6 +25,3 @@ def need_possible_block_size(tokens: int | None, *, option: str = "--block-size"
             f"a power of two (or, with {_KERNEL_OPTION}, a multiple of {LEAST_BLOCK_TOKENS})",
             "use 16 on CPU, 64 on GPU",
         )
-
-
-__all__ = ["LEAST_BLOCK_TOKENS", "MOST_BLOCK_TOKENS", "need_possible_block_size"]

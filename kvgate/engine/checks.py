@@ -34,6 +34,3 @@ def need_fitting_memory(limits: EngineLimits, *, on_gpu: bool, count: int = 1) -
         )
     if not on_gpu and limits.kv_share is not None:
         raise CommandError("--kv-memory on a CPU is an amount, for example 2GiB; shares are for GPUs")
-
-
-__all__ = ["need_fitting_memory", "need_possible_role"]

@@ -70,6 +70,3 @@ def _with_tiers(limits: EngineLimits, tiers: TierOptions, preset: Preset | None,
         plain(preset_line(preset, not_applied))
     need_fitting_tiers([tiers])
     return limits
-
-
-__all__ = ["engine"]

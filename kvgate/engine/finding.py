@@ -26,6 +26,3 @@ class Finding:
 def is_fit(findings: Sequence[Finding]) -> bool:
     """Tell whether nothing stands in the way."""
     return all(finding.verdict is not Verdict.FAIL for finding in findings)
-
-
-__all__ = ["Finding", "Verdict", "is_fit"]

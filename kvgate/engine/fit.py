@@ -241,6 +241,3 @@ def _held_in(folder: Path) -> int:
 def _gib(size_bytes: int) -> str:
     amount = size_bytes / 2**30
     return f"{amount:.3g} GiB" if amount < 1000 else f"{amount:.0f} GiB"  # noqa: PLR2004 - three digits
-
-
-__all__ = ["NOT_MEASURED", "SPARE_MEMORY_BYTES", "Machine", "examine_preset", "need_fitting_tiers", "unmeasured_keys"]

@@ -134,6 +134,3 @@ class Instance:
             settings["KVGATE_ENGINE_PD_TRANSPORT"] = "tiers"
         settings |= self.limits.tiers.environment()
         return {name: value for name, value in base.items() if name not in GATEWAY_SECRETS} | settings
-
-
-__all__ = ["CPU_BLOCK_TOKENS", "CUDA_BLOCK_TOKENS", "GATEWAY_SECRETS", "HEALTH_PATH", "EngineLimits", "Instance"]

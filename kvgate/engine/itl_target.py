@@ -23,6 +23,3 @@ def need_possible_target(target_ms: float | None) -> None:
     """Raise ``CommandError`` for a target that no engine takes."""
     if target_ms is not None and 0 < target_ms < 1:
         raise CommandError(f"--itl-target is {target_ms:g} ms", "it must be 1 or more; 0 is no target")
-
-
-__all__ = ["ItlTargetOption", "need_possible_target"]

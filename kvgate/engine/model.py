@@ -85,6 +85,3 @@ def _is_model_config(config: Path) -> bool:
     except (OSError, ValueError):
         return False
     return isinstance(read, dict) and "model_type" in read
-
-
-__all__ = ["Model", "embedded_model", "model_from_folder", "tiny_model"]

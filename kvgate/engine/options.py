@@ -89,6 +89,3 @@ class EngineOptions(SharedOptions):
             other if wanted is None else wanted for (_, wanted, _), other in zip(typed, free, strict=True)
         )
         return http, events, replay
-
-
-__all__ = ["EngineOptions"]

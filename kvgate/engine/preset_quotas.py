@@ -32,6 +32,3 @@ def shares_of_preset(preset: Preset, tenants: Sequence[str] | None) -> tuple[Ten
     else:
         return TenantShares(burst=burst, guaranteed=guaranteed, tenants=tuple(tenants)), []
     return TenantShares(burst=burst), [f"quota.guaranteed_share ({guaranteed:g}) is not applied: {why}"]
-
-
-__all__ = ["shares_of_preset"]

@@ -94,14 +94,3 @@ def model_context_tokens(folder: Path) -> int | None:
     places = [config, text] if isinstance(text, dict) else [config]
     lengths = [place.get("max_position_embeddings") for place in places]
     return next((tokens for tokens in lengths if isinstance(tokens, int) and tokens > 0), None)
-
-
-__all__ = [
-    "CPU",
-    "LAUNCHABLE",
-    "choose_preset",
-    "model_context_tokens",
-    "preset_line",
-    "preset_of_options",
-    "with_preset",
-]

@@ -47,6 +47,3 @@ class SharedOptions:
             nvme_dir=self.nvme_dir,
             write_mode=self.tier_write,
         )
-
-
-__all__ = ["SharedOptions"]

@@ -12,6 +12,3 @@ def sim(context: typer.Context) -> None:
     kvgate sim --help lists its options.
     """
     os.execv(sys.executable, (sys.executable, "-m", "engines.sim", *context.args))  # noqa: S606 - the process goes on
-
-
-__all__ = ["sim"]

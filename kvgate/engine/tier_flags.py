@@ -125,18 +125,3 @@ def _size(text: str | None, option: str, otherwise: int) -> int:
     if text is None:
         return otherwise
     return 0 if text.strip().lower() == NONE else parse_bytes(text, option=option)
-
-
-__all__ = [
-    "NONE",
-    "DdrOption",
-    "DdrPathOption",
-    "HardwareOption",
-    "NvmeDirOption",
-    "NvmeOption",
-    "PresetOption",
-    "TierFlags",
-    "TierWriteOption",
-    "nvme_root_dir",
-    "tier_options",
-]

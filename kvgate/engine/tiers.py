@@ -78,6 +78,3 @@ class TierOptions:
 
 def _amount(size_bytes: int) -> str:
     return f"{size_bytes / 2**30:.4g} GiB" if size_bytes >= 1 << 30 else f"{size_bytes / 2**20:.4g} MiB"
-
-
-__all__ = ["TenantShares", "TierOptions"]

@@ -36,6 +36,3 @@ def with_kv_memory(limits: EngineLimits, text: str | None, *, option: str = "--k
     if "%" in text:
         return replace(limits, kv_share=parse_share(text, option=option))
     return replace(limits, kv_bytes=parse_bytes(text, option=option))
-
-
-__all__ = ["parse_bytes", "parse_share", "with_kv_memory"]

@@ -12,6 +12,3 @@ def gateway(context: typer.Context) -> None:
     Settings come from KVGATE_* variables and --config FILE; kvgate gateway --help lists them.
     """
     os.execv(sys.executable, (sys.executable, "-m", "gateway", *context.args))  # noqa: S606 - the same process goes on
-
-
-__all__ = ["gateway"]

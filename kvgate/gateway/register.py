@@ -110,6 +110,3 @@ class Registration:
         if text != self._last_text:
             self._last_text = text
             plain(text)
-
-
-__all__ = ["Registration", "register"]

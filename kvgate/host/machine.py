@@ -106,15 +106,3 @@ def _nvidia_smi(*arguments: str) -> str:
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return answer.stdout if answer.returncode == 0 else ""
-
-
-__all__ = [
-    "Device",
-    "Gpu",
-    "available_memory_bytes",
-    "choose_gpus",
-    "core_count",
-    "gpu_memory_bytes",
-    "gpus",
-    "torch_version",
-]

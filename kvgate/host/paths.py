@@ -100,6 +100,3 @@ def socket_endpoint(folder: Path, name: str) -> str:
 def _is_running(run: Path) -> bool:
     pid = run.name.rpartition("-")[2]
     return pid.isdigit() and psutil.pid_exists(int(pid))
-
-
-__all__ = ["KEPT_RUNS", "make_run_dir", "make_socket_dir", "remove_socket_dir", "socket_endpoint", "state_dir"]

@@ -151,6 +151,3 @@ def _holder(port: int) -> str:
     except psutil.Error:
         pass  # the name is a courtesy; who may not see it still learns that the port is taken
     return ""
-
-
-__all__ = ["LOOPBACK", "PORT_RANGE_VARIABLE", "free_ports", "is_loopback", "need_free", "reserved_ports"]

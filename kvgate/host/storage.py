@@ -78,6 +78,3 @@ def direct_io_problem(folder: Path) -> str | None:
             return None if bytes(page) == written else "a page was read back with different bytes"
     except OSError as error:
         return error.strerror or str(error)
-
-
-__all__ = ["FileSystem", "direct_io_problem", "file_system_of", "held_bytes", "nearest_existing"]

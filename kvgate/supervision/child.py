@@ -151,6 +151,3 @@ def last_lines(log: Path, count: int = TAIL_LINES) -> list[str]:
         return []
     lines = [_ANSI.sub("", line).rstrip() for line in text.replace("\r", "\n").splitlines()]
     return [line for line in lines if line][-count:]
-
-
-__all__ = ["GATE", "Child", "ChildFailedError", "ChildSpec", "describe_exit", "last_lines"]

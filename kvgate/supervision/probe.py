@@ -41,6 +41,3 @@ class HttpProbe:
         except (httpx2.HTTPError, OSError, ValueError):
             return {}
         return answer if isinstance(answer, dict) else {}
-
-
-__all__ = ["HttpProbe"]

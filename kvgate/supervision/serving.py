@@ -28,6 +28,3 @@ async def until_all_serve(children: Supervisor, probe: HttpProbe, gateway_url: s
             f"all processes run, but after {USABLE_LIMIT_S:.0f} s the gateway can use {usable} of {count} engines",
             f"{gateway_url}read {gateway_url}/readyz and the logs of this run",
         ) from None
-
-
-__all__ = ["until_all_serve"]

@@ -268,6 +268,3 @@ async def _all(work: Sequence[Awaitable[object]]) -> None:
     finally:
         for task in tasks:
             task.cancel()
-
-
-__all__ = ["PROBE_EVERY_S", "TRIES", "OnEnd", "Probe", "State", "Supervisor", "Watcher"]

@@ -99,6 +99,3 @@ def _give_up(known: Known | None) -> None:
     """A gateway that is away may come back; a key that is not taken any more does not."""
     if known is not None and isinstance(known.problem, WrongKeyError):
         raise known.problem
-
-
-__all__ = ["glyphs_of", "top"]

@@ -98,6 +98,3 @@ class Feed:
             self._shadows, self._shadows_problem = self.client.call("GET", "/policies/shadow").body, None
         except CommandError as error:
             self._shadows_problem = error.message
-
-
-__all__ = ["EVERY_S", "Feed", "Known"]

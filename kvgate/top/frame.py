@@ -247,6 +247,3 @@ def _seconds(value: float | None, dash: str) -> str:
 
 def _percent(share: float | None, dash: str) -> str:
     return dash if share is None else f"{share * 100:.0f} %"
-
-
-__all__ = ["ASCII", "UNICODE", "Glyphs", "Screen", "curve", "frame"]

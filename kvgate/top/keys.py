@@ -30,6 +30,3 @@ def key_within(seconds: float) -> str | None:
     if not typed:
         raise EOFError
     return typed.decode("utf-8", "replace")
-
-
-__all__ = ["key_within", "single_keys"]

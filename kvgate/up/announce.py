@@ -69,6 +69,3 @@ def announce(
     if not model.talks_sense:
         plain("The tiny model has random weights: its answers are nonsense.")
     plain("Ctrl-C stops everything.")
-
-
-__all__ = ["QUESTION", "announce", "curl", "does"]

@@ -79,6 +79,3 @@ def chosen_keys(typed: Sequence[str], file: Path | None) -> tuple[ApiKey, ...]:
     """Return the keys of the options, or those of the environment where there are none; raises ``CommandError``."""
     given = (*(ApiKey.parse(text) for text in typed), *(ApiKey.from_file(file) if file is not None else ()))
     return given or ApiKey.from_environment()
-
-
-__all__ = ["ApiKey", "chosen_keys"]

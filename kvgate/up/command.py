@@ -156,6 +156,3 @@ async def _unless_stopped(work: Coroutine[None, None, None], stop: asyncio.Event
         task.cancel()
         stopped.cancel()
         await asyncio.gather(task, stopped, return_exceptions=True)
-
-
-__all__ = ["INTERRUPTED", "up"]

@@ -141,6 +141,3 @@ class UpOptions(SharedOptions):
             routing=self.routing,
             state_dir=self.state or state_dir(),
         )
-
-
-__all__ = ["DEFAULT_PORT", "UpOptions"]

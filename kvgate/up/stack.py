@@ -224,19 +224,3 @@ def gateway_child(
         start_limit_s=START_LIMIT_S,
         alive_url=f"{options.url}/healthz",
     )
-
-
-__all__ = [
-    "MAX_INSTANCES",
-    "PORTS_PER_INSTANCE",
-    "GatewayOptions",
-    "Routing",
-    "chosen_transport",
-    "engine_specs",
-    "gateway_child",
-    "gateway_spec",
-    "need_keys_beyond_loopback",
-    "need_sane_count",
-    "plan_instances",
-    "with_fair_threads",
-]

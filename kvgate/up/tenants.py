@@ -42,6 +42,3 @@ def tenants_of_keys(options: GatewayOptions, environment: Mapping[str, str] = os
     except AuthenticationError:
         raise CommandError("an API key begins or ends with a space", "remove the space") from None
     return tuple(dict.fromkeys(map(tenant_of_salt, salts)))
-
-
-__all__ = ["tenants_of_keys"]

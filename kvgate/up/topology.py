@@ -52,5 +52,3 @@ class Topology:
 
 
 ALL_HYBRID = Topology()
-
-__all__ = ["ALL_HYBRID", "Topology"]

@@ -317,6 +317,3 @@ def _peer(said: str) -> "Peer":
             "for example smg='smg launch --port {port} --worker-urls http://127.0.0.1:{a} http://127.0.0.1:{b}'",
         )
     return Peer(name=name, command=command)
-
-
-__all__ = ["build_bench"]

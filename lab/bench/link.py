@@ -206,6 +206,3 @@ if __name__ == "__main__":
     chosen = sys.argv[1] if len(sys.argv) > 1 else ("cuda" if torch.cuda.is_available() else "cpu")
     result = run(small() if chosen == "cpu" else LinkPlan(device=chosen))
     sys.stdout.write(json.dumps({name: round(value, 3) for name, value in result.items()}, indent=1) + "\n")
-
-
-__all__ = ["LinkPlan", "run", "small"]

@@ -13,6 +13,3 @@ AsMarkdown = Annotated[bool, typer.Option("--markdown", help="Print Markdown tab
 def say(step: str) -> None:
     """Print a step to standard error, where it doesn't mix with a report."""
     errors.print(f"  {step}", markup=False, soft_wrap=True)
-
-
-__all__ = ["AsJson", "AsMarkdown", "say"]

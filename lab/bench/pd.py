@@ -278,6 +278,3 @@ def _first(group: BaseExceptionGroup[BenchmarkError]) -> BenchmarkError:
     """Return one of the errors in a group that has no others."""
     first = group.exceptions[0]
     return _first(first) if isinstance(first, BaseExceptionGroup) else first
-
-
-__all__ = ["NAME", "PdGateways", "PdPlan", "run"]

@@ -105,6 +105,3 @@ def _metrics(group: Sequence[_Conversation]) -> dict[str, float]:
             / statistics.median(a.ttft_s for a in again),
         }
     return metrics
-
-
-__all__ = ["NAME", "RevisitPlan", "run"]

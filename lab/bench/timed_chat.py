@@ -68,6 +68,3 @@ async def chat(
         matched_tokens=answer.matched_tokens,
         instance=answer.instance,
     )
-
-
-__all__ = ["ANSWER_LIMIT_S", "BenchmarkError", "TimedAnswer", "chat", "first_model"]

@@ -36,6 +36,3 @@ def each_s(calls: Sequence[T], work: Callable[[T], object], *, warm_up: int = 50
 def quantile(sorted_s: Sequence[float], q: float) -> float:
     """Return the q-quantile of sorted values (nearest rank)."""
     return sorted_s[min(len(sorted_s) - 1, int(q * len(sorted_s)))]
-
-
-__all__ = ["each_s", "no_collection", "quantile"]

@@ -110,6 +110,3 @@ def _solve(
             return found | dict(zip(free, map(float, values), strict=True))
         free.pop(int(np.argmin(values * scale)))
     return found
-
-
-__all__ = ["DECODE", "PREFILL", "FitError", "errors", "fit", "profile_errors"]

@@ -175,5 +175,3 @@ CASES = (
     messages_errors,
     mistakes,
 )
-
-__all__ = ["CASES"]

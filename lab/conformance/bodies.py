@@ -238,5 +238,3 @@ CASES = (
     chunked,
     decision,
 )
-
-__all__ = ["CASES", "is_envelope"]

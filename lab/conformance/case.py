@@ -43,6 +43,3 @@ def need(condition: object, why: str) -> None:
     """Break the case unless ``condition`` holds."""
     if not condition:
         raise BrokenError(why)
-
-
-__all__ = ["BrokenError", "Case", "case", "need"]

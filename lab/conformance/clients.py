@@ -92,5 +92,3 @@ async def never_reads(rig: Rig) -> None:
 
 
 CASES = (old, half_closed, garbage, never_reads)
-
-__all__ = ["CASES"]

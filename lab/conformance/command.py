@@ -99,6 +99,3 @@ def _show(outcomes: "list[Outcome]", *, as_json: bool) -> None:
         write_out(json.dumps({"passed": len(outcomes) - failed, "failed": failed, "cases": cases}, indent=2))
         return
     output.print(f"{len(outcomes) - failed} hold, {failed} are broken")
-
-
-__all__ = ["conformance"]

@@ -106,6 +106,3 @@ def _read(stream: str) -> Iterator[Event]:
             kind = next((line[6:].strip() for line in lines if line.startswith("event:")), said.get("type", ""))
             if kind != "ping":
                 yield kind, said
-
-
-__all__ = ["disorder", "messages_events", "responses_events"]

@@ -51,5 +51,3 @@ async def compressed(rig: Rig) -> None:
 
 
 CASES = (origins, credentials, compressed)
-
-__all__ = ["CASES"]

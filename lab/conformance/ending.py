@@ -41,5 +41,3 @@ async def stopped(rig: Rig) -> None:
 
 
 CASES = (stopped,)
-
-__all__ = ["CASES"]

@@ -140,5 +140,3 @@ def _shown(answers: list[Answer | str]) -> str:
 
 
 CASES = (dead, returned, nobody, absence, silent, flapping)
-
-__all__ = ["CASES"]

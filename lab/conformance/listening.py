@@ -52,6 +52,3 @@ class Listening:
         asyncio.get_running_loop().remove_reader(self._listener)
         await asyncio.sleep(0)
         await self._runner.cleanup()
-
-
-__all__ = ["Listening"]

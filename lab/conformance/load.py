@@ -143,5 +143,3 @@ async def _series(rig: Rig) -> int | None:
 
 
 CASES = (no_limit, many_streams, burst, cold, sticking, counters, labels)
-
-__all__ = ["CASES"]

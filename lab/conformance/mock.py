@@ -286,6 +286,3 @@ def _drop(request: web.Request) -> None:
     if request.transport is not None:
         with contextlib.suppress(OSError):
             request.transport.abort()
-
-
-__all__ = ["MODEL", "MockBackend", "Script", "Seen", "events", "openai_error", "script_in", "usage"]

@@ -41,6 +41,3 @@ def own_gateway(backends: Sequence[int], **settings: str) -> Iterator[tuple[str,
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-
-
-__all__ = ["own_gateway"]

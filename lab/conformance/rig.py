@@ -200,6 +200,3 @@ def body_of(script: Script, path: str, extra: Mapping[str, Any] | None = None) -
 
 def _lower(headers: Mapping[str, str]) -> dict[str, str]:
     return {name.lower(): value for name, value in headers.items()}
-
-
-__all__ = ["CHAT", "COMPLETIONS", "MESSAGES", "RESPONSES", "Answer", "Rig", "body_of"]

@@ -123,6 +123,3 @@ async def outcome_of(case: Case, rig: Rig) -> Outcome:
     except Exception as error:  # noqa: BLE001 - a target may do anything, and the other cases shall run
         return Outcome(id=case.id, ok=False, why=f"{type(error).__name__}: {error}")
     return Outcome(id=case.id, ok=True, why="")
-
-
-__all__ = ["CASES", "Outcome", "UnreachableError", "make_rig", "make_session", "outcome_of", "run"]

@@ -235,5 +235,3 @@ CASES = (
     without_done,
     other_types,
 )
-
-__all__ = ["CASES"]

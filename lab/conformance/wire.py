@@ -150,5 +150,3 @@ async def _closed(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, dr
 
 
 CASES = (framing, injection, headers, oversized, slow_headers, slow_body)
-
-__all__ = ["CASES"]

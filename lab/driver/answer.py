@@ -75,6 +75,3 @@ class Answer:
     def itl_s(self) -> float:
         """Mean time between its tokens, 0.0 where there was only one."""
         return (self.last_s - self.first_s) / (self.completion_tokens - 1) if self.completion_tokens > 1 else 0.0
-
-
-__all__ = ["Answer", "Ending", "HitClass"]

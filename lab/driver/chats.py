@@ -151,6 +151,3 @@ def _code_of(error: object) -> str:
     if isinstance(error, dict):
         return str(error.get("code") or error.get("type") or "")
     return ""
-
-
-__all__ = ["Chats", "Message"]

@@ -124,6 +124,3 @@ def sessions(requests: Sequence[Planned]) -> Iterator[list[Planned]]:
     for each in requests:
         by_name.setdefault(each.session or f"\0{each.number}", []).append(each)
     yield from by_name.values()
-
-
-__all__ = ["Driver", "Run", "sessions"]

@@ -103,6 +103,3 @@ async def _repeated(work: Callable[[], None], every_s: float) -> AsyncIterator[N
     finally:
         task.cancel()
         await asyncio.wait({task})
-
-
-__all__ = ["LiveView"]

@@ -86,6 +86,3 @@ class HttpReplay:
 
 def _option(field: str) -> str:
     return f"--{field.replace('_', '-')}"
-
-
-__all__ = ["HttpReplay"]

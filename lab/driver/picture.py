@@ -76,6 +76,3 @@ def _over_time(axes: Any, answers: Sequence[Answer]) -> None:
             counts[min(int(at_s / width_s), _INTERVALS - 1)] += 1
         if times:
             axes.plot(middles, [count / width_s for count in counts], label=name, color=colour)
-
-
-__all__ = ["draw"]

@@ -245,6 +245,3 @@ def say_warnings(replayed: Replayed) -> None:
     """Print what keeps the figures from meaning what they seem to."""
     for warning in warnings(replayed.answers, replayed.setting):
         errors.print(f"  {warning}", markup=False, soft_wrap=True)
-
-
-__all__ = ["INTERRUPTED", "Replayed", "draw_report", "drive", "replay_http", "say_warnings", "write_report"]

@@ -62,5 +62,3 @@ class StreamReader:
 
 
 _decode = msgspec.json.Decoder(StreamEvent).decode
-
-__all__ = ["FAILED", "Choice", "Delta", "StreamEvent", "StreamReader"]

@@ -251,6 +251,3 @@ def warnings(answers: Sequence[Answer], setting: Setting) -> Iterator[str]:
 
 def _share(part: float, whole: float) -> float:
     return part / whole if whole else 0.0
-
-
-__all__ = ["ALL", "Goals", "Price", "Setting", "by_class", "quantile", "summarize", "warnings"]

@@ -178,16 +178,3 @@ def _shown(body: bytes) -> str:
 def now_s() -> float:
     """Return the clock that runs are timed by."""
     return time.perf_counter()
-
-
-__all__ = [
-    "LOOK_UP_S",
-    "Target",
-    "foreign_errors",
-    "models_of",
-    "named_model",
-    "now_s",
-    "tier_tokens",
-    "usable_instances",
-    "words_of",
-]

@@ -186,6 +186,3 @@ def _too_long(sized: Sequence[_Sized], fitting: int, context_tokens: int, length
         f"tokens; the longest has {longest}",
         f"--scale-length {scale} fits all of them, --leave-out-long leaves the long ones out",
     )
-
-
-__all__ = ["Lengths", "Pace", "Planned", "Work", "plan"]

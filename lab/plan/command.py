@@ -169,6 +169,3 @@ def _names(text: str, option: str, there: tuple[str, ...]) -> tuple[str, ...]:
     if not names:
         raise CommandError(f"{option} names none", f"there are {', '.join(there)}")
     return names
-
-
-__all__ = ["plan"]

@@ -38,6 +38,3 @@ def _most_instances(study: Study, workload: Workload) -> int:
     by_tokens = int(core_count() * _TOKENS_PER_CORE_S / max(1e-9, a_second))
     by_memory = psutil.virtual_memory().available // _ENGINE_BYTES
     return max(1, min(study.instances, core_count(), by_tokens, by_memory))
-
-
-__all__ = ["slice_of"]

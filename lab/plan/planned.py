@@ -121,6 +121,3 @@ def checked(made: Planned, sizing: Sizing, *, profile: str, seconds: float, boar
         ),
     )
     return replace(made, report=report)
-
-
-__all__ = ["Planned", "checked", "planned"]

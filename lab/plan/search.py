@@ -66,6 +66,3 @@ def _down(tried: Callable[[int], bool], high: int) -> tuple[int, int]:
             return below, high
         high, step = below, 2 * step
     return 0, high
-
-
-__all__ = ["Found", "least_enough"]

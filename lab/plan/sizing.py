@@ -196,6 +196,3 @@ def _beats(other: Trial, trial: Trial) -> bool:
 def cheapest(sized: Iterable[Sized]) -> Trial | None:
     """Return the cheapest smallest fleet, the quicker of equally cheap ones; None where no kind has any."""
     return min((each.least for each in sized if each.least), key=_figures, default=None)
-
-
-__all__ = ["GIB", "Kind", "Prices", "Sized", "Sizing", "Trial", "cheapest", "frontier", "kinds"]

@@ -124,6 +124,3 @@ class Slo:
 
 def _seconds(seconds: float) -> str:
     return f"{seconds * 1e3:.4g}ms" if seconds < 1 else f"{seconds:.4g}s"
-
-
-__all__ = ["ANSWERED", "Goal", "Shortfall", "Slo"]

@@ -131,6 +131,3 @@ def _line(words: Sequence[str], environment: Mapping[str, str] | None = None) ->
     return " ".join(
         [*(f"{name}={shlex.quote(value)}" for name, value in (environment or {}).items()), shlex.join(words)]
     )
-
-
-__all__ = ["MODEL_FOLDER", "command_grid", "nearest", "plan_grids", "tier_flags"]

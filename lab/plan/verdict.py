@@ -39,6 +39,3 @@ def _finite(seconds: float | None) -> float | None:
 
 def _word(*, met: bool) -> str:
     return "yes" if met else "no"
-
-
-__all__ = ["goals_grid"]

@@ -50,6 +50,3 @@ def _next_uses(requests: Sequence[Request]) -> list[list[int]]:
         for block in ids:
             following[block] = number
     return found[::-1]
-
-
-__all__ = ["replay_min"]

@@ -346,6 +346,3 @@ def _report(rows: Sequence[sweeps.SweepRow], requests: Sequence[Request], distin
 
 def _of(part: float, whole: float) -> float | None:
     return part / whole if whole else None
-
-
-__all__ = ["capacities_of", "cores", "replay"]

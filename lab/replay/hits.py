@@ -50,6 +50,3 @@ class HitCounter:
             token=self._prefix_tokens / tokens,
             req=self._shares / (self._requests or 1),
         )
-
-
-__all__ = ["HitCounter", "HitRates"]

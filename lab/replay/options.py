@@ -87,27 +87,3 @@ OutOption: TypeAlias = Annotated[
     Path | None,
     typer.Option(help="Write report.json, report.md and report.png to this folder.", rich_help_panel=_REPORT),
 ]
-
-
-__all__ = [
-    "DurationOption",
-    "InstancesOption",
-    "KeyOption",
-    "LeaveOutOption",
-    "LimitOption",
-    "ModelOption",
-    "OutOption",
-    "OutputOption",
-    "PriceOption",
-    "RateOption",
-    "ScaleOption",
-    "SeedOption",
-    "SloItlOption",
-    "SloTtftOption",
-    "SpeedOption",
-    "TargetOption",
-    "ThinkOption",
-    "TimeoutOption",
-    "TokenizerOption",
-    "UsersOption",
-]

@@ -50,6 +50,3 @@ def draw(rows: Sequence[SweepRow], *, ceiling: HitRates, title: str, file: Path)
         write_picture(figure, file)
     except OSError as error:
         raise CommandError(f"--plot {file}: {error.strerror or error}") from error
-
-
-__all__ = ["draw"]

@@ -56,6 +56,3 @@ def _access(policy: EvictionPolicy, blocks: list[int]) -> None:
     else:
         for block in reversed(blocks):
             policy.access((BlockId(block),))
-
-
-__all__ = ["replay"]

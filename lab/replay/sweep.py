@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Final
 
 from kvcontrol.core.shown import shown
-from kvcontrol.kv_policy.registry import POLICIES, PolicyError, check_capacity
+from kvcontrol.kv_policy.allowed import PolicyError, check_capacity
+from kvcontrol.kv_policy.registry import POLICIES
 from kvcontrol.kv_policy.spec import PolicySpec
 from lab.replay.belady import replay_min
 from lab.replay.hits import HitRates
@@ -129,6 +130,3 @@ def _replay(requests: Sequence[Request], choice: PolicySpec, capacity: int) -> H
     if choice.name == MIN:
         return replay_min(requests, capacity_blocks=capacity)
     return replay(requests, choice.make(capacity_blocks=capacity), capacity_blocks=capacity)
-
-
-__all__ = ["MIN", "Sweep", "SweepRow", "read", "run"]

@@ -17,6 +17,3 @@ def jain_index(shares: Iterable[float]) -> float:
         squares += share * share
         number += 1
     return total * total / (number * squares) if squares else 1.0
-
-
-__all__ = ["jain_index"]

@@ -81,6 +81,3 @@ class NaiveLruPolicy:
             raise KeyError("not resident")
         if len(set(path)) < len(path):
             raise ValueError("named twice")
-
-
-__all__ = ["NaiveLruPolicy"]

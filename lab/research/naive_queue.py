@@ -209,6 +209,3 @@ def _followed(log: Sequence[Event]) -> str:
         else:
             state = "calm: priority"
     return state
-
-
-__all__ = ["Event", "NaiveQueue"]

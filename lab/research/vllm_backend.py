@@ -55,6 +55,3 @@ def _row(name: str, cache: torch.Tensor) -> torch.Tensor:
     if not in_memory_order.is_contiguous():
         raise BackendError(f"KV cache {name} has strides {cache.stride()}; each block must be one piece of memory")
     return in_memory_order.reshape(cache.shape[0], -1).view(torch.uint8)
-
-
-__all__ = ["vllm_backend", "vllm_rows"]

@@ -11,10 +11,10 @@ from typing import Final
 
 from gateway.admission.fair_queue import FairQueue, Waiting
 from gateway.admission.limiter import ConcurrencyLimiter
-from gateway.limits import Priority
 from gateway.registry import Instance, LoadTracker
 from gateway.types import TenantId
 from kvcontrol.core.ids import InstanceId
+from kvcontrol.core.priority import Priority
 
 _TENANT: Final = TenantId("simulated")
 
@@ -121,6 +121,3 @@ class SimAdmission:
             if self._waiting.pop(id(waiting), None) is not None:
                 self._queue.remove(waiting)
                 self.shed += 1
-
-
-__all__ = ["AdmissionRules", "SimAdmission"]

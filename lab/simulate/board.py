@@ -57,6 +57,3 @@ class FleetBoard:
             self._console.print(f"  {what}: {come}{left}", markup=False, soft_wrap=True)
 
         return show
-
-
-__all__ = ["FleetBoard", "Told"]

@@ -70,6 +70,3 @@ def _machine_s() -> float:
         cores = [cores[place] for place in os.sched_getaffinity(0) if place < len(cores)]
     kinds = ("user", "nice", "system", "irq", "softirq", "steal")
     return sum(getattr(core, kind, 0.0) for core in cores for kind in kinds)
-
-
-__all__ = ["Busy", "Spent"]

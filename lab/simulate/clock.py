@@ -11,6 +11,3 @@ class SimClock:
 
     def __call__(self) -> float:
         return self.now_s
-
-
-__all__ = ["SimClock"]

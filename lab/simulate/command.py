@@ -99,6 +99,3 @@ def simulate(  # noqa: PLR0913 - each is one option
     )
     if missing:
         raise KeyboardInterrupt
-
-
-__all__ = ["simulate"]

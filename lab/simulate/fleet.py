@@ -412,6 +412,3 @@ def _measured(links: Links) -> OffloadStats:
 
 def _no_tokens(first: int, last: int) -> bytes:
     raise AssertionError(f"tokens {first} to {last} of a prompt of which only names are known")
-
-
-__all__ = ["Fleet", "FleetPlan"]

@@ -29,6 +29,3 @@ class IndexSink:
     def cleared(self) -> None:
         """See ``BlockSink``."""
         self._index.apply(self._instance, AllBlocksCleared())
-
-
-__all__ = ["IndexSink"]

@@ -13,15 +13,3 @@ MOST_TIMES_HBM: Final = 10_000.0
 MOST_USD: Final = 1e6
 """An hour, of an instance or of a GiB."""
 MOST_CHECK_S: Final = 86_400.0
-
-__all__ = [
-    "LEAST_SPEED",
-    "MOST_CHECK_S",
-    "MOST_COPIES",
-    "MOST_FLEET_BLOCKS",
-    "MOST_INSTANCES",
-    "MOST_REQUESTS",
-    "MOST_SPEED",
-    "MOST_TIMES_HBM",
-    "MOST_USD",
-]

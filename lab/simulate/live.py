@@ -225,6 +225,3 @@ def _error(before: float | None, seen: float | None) -> Cell:
     if seen:
         return before / seen - 1
     return None if before else 0.0
-
-
-__all__ = ["Lived", "Slice", "check_grid", "lived", "predicted", "spread", "told", "within"]

@@ -115,6 +115,3 @@ def quantile(ordered: Sequence[float], share: float) -> float | None:
 def rank(count: int, share: float) -> int:
     """Return how many of ``count`` values a quantile is not to be exceeded by, at least 1."""
     return max(1, -int(-share * count // 1))
-
-
-__all__ = ["FleetOutcome", "Served", "Tally", "quantile", "rank"]

@@ -19,6 +19,3 @@ def refusals(trace: Path) -> Iterator[None]:
         raise CommandError(str(error)) from error
     except OSError as error:
         raise CommandError(f"can't read {error.filename or trace}: {error.strerror or error}") from error
-
-
-__all__ = ["refusals"]

@@ -181,6 +181,3 @@ def grids(outcomes: Mapping[str, FleetOutcome]) -> tuple[Grid, ...]:
             ),
         ),
     )
-
-
-__all__ = ["COLUMNS", "ROUTERS", "Study", "grids", "row"]

@@ -123,6 +123,3 @@ def _packed(ids: "array[int]") -> bytes:
     if ids.itemsize == _ID_TOKENS * TOKEN_BYTES:
         return ids.tobytes()
     return token_bytes([part for each in ids for part in (each & 0xFFFFFFFF, each >> 32)])
-
-
-__all__ = ["Arrival", "Workload"]

@@ -75,6 +75,3 @@ def _count(text: str) -> int:
     if not text.isdecimal() or len(text) > _MOST_DIGITS:
         raise ValueError(f"{shown(text)} is no number of tokens")
     return fields.tokens(int(text))
-
-
-__all__ = ["read_requests"]

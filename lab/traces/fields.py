@@ -69,6 +69,3 @@ def fit(ids: "array[int]", prompt_tokens: int, block_tokens: int) -> None:
         )
     if len(set(ids)) < len(ids):
         raise ValueError("a block is twice in one prompt; an id stands for a block with all before it")
-
-
-__all__ = ["MOST_SECONDS", "MOST_TOKENS", "block", "field", "fit", "listed", "seconds", "tokens"]

@@ -175,15 +175,3 @@ def why_unreadable(error: Exception) -> str:
             return "the archive is damaged"
         case _:
             return str(error)
-
-
-__all__ = [
-    "AGENTIC",
-    "MOONCAKE",
-    "UNREADABLE",
-    "Lines",
-    "TraceError",
-    "read_by_time",
-    "read_trace",
-    "why_unreadable",
-]

@@ -18,6 +18,3 @@ class Request:
     at_s: float
     output_tokens: int | None = None
     session: str = ""
-
-
-__all__ = ["Request"]

@@ -245,6 +245,3 @@ def _device(device: torch.device) -> tuple[int, bool]:
         return 2, False
     properties = torch.cuda.get_device_properties(device)
     return int(properties.multi_processor_count), properties.major >= 9  # noqa: PLR2004 - Hopper
-
-
-__all__ = ["CTAS_PER_SM", "attend"]

@@ -125,13 +125,3 @@ def require_for_speculation(original: Callable[[], None]) -> Callable[[], None]:
         original()
 
     return require
-
-
-__all__ = [
-    "FirstCall",
-    "is_packaged",
-    "keep_to_what_it_can",
-    "provide",
-    "require_for_speculation",
-    "split_short_prompts",
-]

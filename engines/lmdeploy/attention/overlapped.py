@@ -56,6 +56,3 @@ def launch_in_parts(implementation: Any) -> None:
         return prefill(*arguments, **more)
 
     implementation._forward_prefill = forward_prefill  # noqa: SLF001
-
-
-__all__ = ["LAYERS_AT_ONCE", "launch", "launch_in_parts", "overlapped"]

@@ -146,6 +146,3 @@ def build_paged_attention(original: Callable[[Any], Any]) -> Callable[[Any], Any
         return implementation
 
     return build
-
-
-__all__ = ["PagedAttention", "build_paged_attention"]

@@ -96,6 +96,3 @@ def make_piecewise_graph_manager(original: Callable[..., Any]) -> Callable[..., 
         return None if manager is None else PromptGraphs(manager, model)
 
     return make
-
-
-__all__ = ["MARKED_HERE", "PromptGraphs", "make_piecewise_graph_manager"]

@@ -41,6 +41,3 @@ def activate(resources: CpuResources | None = None) -> None:
     # The model computes on a thread of its own (agent.py); a second team of OpenMP workers would only get in its way.
     torch.set_num_threads(1)
     _active = wanted
-
-
-__all__ = ["CpuActivationError", "activate"]

@@ -105,6 +105,3 @@ def _clone_tensors(value: Any) -> Any:
             if isinstance(held, torch.Tensor):
                 object.__setattr__(value, field.name, held.clone())
     return value
-
-
-__all__ = ["agent_init", "compute_on_own_thread", "device_to_host", "host_to_device", "no_warmup"]

@@ -129,6 +129,3 @@ def build_attention(spec: PagedAttentionBuildSpec) -> CpuPagedAttention:
 def _gather(pages: tuple[KVFormat, Any, Any], page: Any, dtype: Any) -> Any:
     stored, cache, scales = pages
     return stored.read(cache, scales, page, dtype)
-
-
-__all__ = ["CpuAttentionMetadata", "CpuPagedAttention", "UnsupportedModelError", "build_attention"]

@@ -101,6 +101,3 @@ def _rotary() -> CpuApplyRotary:
 def backend_for(threads: int) -> type[CpuOpsBackend]:
     """Return the back end whose operators are laid out for ``threads`` (LMDeploy wants a class, not an object)."""
     return type("CpuOpsBackend", (CpuOpsBackend,), {"threads": threads})
-
-
-__all__ = ["CpuOpsBackend", "backend_for"]

@@ -27,6 +27,3 @@ def allocate_state_caches(original: Any) -> Any:
         return original(tensor_specs, num_caches, "cpu" if str(device).startswith("cuda") else device)
 
     return allocate
-
-
-__all__ = ["allocate_gpu_cache", "allocate_state_caches"]

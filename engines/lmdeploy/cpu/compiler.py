@@ -14,6 +14,3 @@ def uncompiled(original: Any) -> Any:
         return model if model is not None else lambda function: function
 
     return compile_nothing
-
-
-__all__ = ["uncompiled"]

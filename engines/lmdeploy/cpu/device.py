@@ -143,17 +143,3 @@ def mem_get_info(kv_bytes: int) -> Callable[[Any], Any]:
         return info
 
     return replace
-
-
-__all__ = [
-    "CPU",
-    "CpuEvent",
-    "CpuStream",
-    "current_device",
-    "event_type",
-    "mem_get_info",
-    "nothing",
-    "stream_context",
-    "stream_type",
-    "the_stream",
-]

@@ -90,15 +90,3 @@ def torch_checker(original: Any) -> Any:
         original(self, "cpu", logger)
 
     return init
-
-
-__all__ = [
-    "DTYPES",
-    "MAX_BATCH_SIZE",
-    "bf16_supported",
-    "device_argument",
-    "dtype_argument",
-    "engine_config",
-    "max_batch_size",
-    "torch_checker",
-]

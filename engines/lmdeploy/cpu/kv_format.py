@@ -88,6 +88,3 @@ def format_of(policy: Any) -> KVFormat:
     except KeyError:
         known = ", ".join(f"{int(each)} ({each.name})" for each in _FORMATS)
         raise NotImplementedError(f"quant_policy {policy!r} has no CPU implementation, there are: {known}") from None
-
-
-__all__ = ["Fp8", "Int", "KVFormat", "Plain", "format_of"]

@@ -48,6 +48,3 @@ class CpuLinear(DefaultLinearImpl):
         if bias is not None:
             out += bias
         return out.view(*x.shape[:-1], weight.size(0))
-
-
-__all__ = ["CpuLinear"]

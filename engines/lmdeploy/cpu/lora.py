@@ -38,6 +38,3 @@ class CpuLoRA(LoRAImpl):
                 output[begin:end] += product * adapter_info.scalings[adapter]
             begin = end
         return base_output
-
-
-__all__ = ["CpuLoRA"]

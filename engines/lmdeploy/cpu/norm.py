@@ -18,6 +18,3 @@ class CpuRMSNorm(DefaultRMSNormImpl):
             return rms_norm(x, weight.shape, weight, self.eps)
         residual = x + residual
         return rms_norm(residual, weight.shape, weight, self.eps), residual
-
-
-__all__ = ["CpuRMSNorm"]

@@ -27,6 +27,3 @@ class CpuResources:
     def of_this_machine(cls) -> "CpuResources":
         """All cores that this process may run on."""
         return cls(threads=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
-
-
-__all__ = ["DEFAULT_KV_BYTES", "CpuResources"]

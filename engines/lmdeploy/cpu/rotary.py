@@ -42,6 +42,3 @@ class CpuApplyRotary(DefaultApplyRotaryEmbImpl):
             signed[..., : sin.size(-1) // 2].neg_()
             self._sin, self._signed = sin, signed.unsqueeze(-2)
         return self._signed
-
-
-__all__ = ["CpuApplyRotary"]

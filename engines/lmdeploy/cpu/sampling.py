@@ -40,6 +40,3 @@ class SeededMultinomialSampling(MultinomialSamplingImpl):
         threshold = torch.tensor(draws, dtype=torch.float64)[:, None] * cumulative[:, -1:]
         chosen = torch.searchsorted(cumulative, threshold, right=True).clamp_(max=scores.size(1) - 1)
         return (chosen if indices is None else indices.gather(1, chosen)).view(-1)
-
-
-__all__ = ["SeededMultinomialSampling", "uniform"]

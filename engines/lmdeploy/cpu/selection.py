@@ -22,6 +22,3 @@ def select(threads: int) -> Callable[[Any], Any]:
         return get_backend
 
     return replace
-
-
-__all__ = ["select"]

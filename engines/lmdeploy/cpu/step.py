@@ -109,6 +109,3 @@ def _decode_groups(page_tokens: int, table: Any, tokens: list[int], dtype: Any) 
             )
         )
     return tuple(groups)
-
-
-__all__ = ["DecodeGroup", "Span", "Step", "plan_step"]

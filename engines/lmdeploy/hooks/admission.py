@@ -31,6 +31,3 @@ def admission_hooks() -> list[Hook]:
             why="a request with ignore_eos beside one that stops at repetitions ended the loop",
         ),
     ]
-
-
-__all__ = ["admission_hooks"]

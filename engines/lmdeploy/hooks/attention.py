@@ -43,6 +43,3 @@ def attention_hooks() -> list[Hook]:
             why="an engine dies of a decode graph that can't be captured",
         ),
     ]
-
-
-__all__ = ["attention_hooks"]

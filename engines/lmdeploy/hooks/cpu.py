@@ -130,6 +130,3 @@ def _agent_hooks(resources: CpuResources) -> list[Hook]:
             why="on a CPU it blocks the event loop of the scheduler",
         ),
     ]
-
-
-__all__ = ["cpu_hooks"]

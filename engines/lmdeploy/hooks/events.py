@@ -59,6 +59,3 @@ def event_hooks() -> list[Hook]:
             why="the agent closes with its engine",
         ),
     ]
-
-
-__all__ = ["event_hooks"]

@@ -55,6 +55,3 @@ def eviction_hooks() -> list[Hook]:
             why="the policy follows repeated look-ups of blocks",
         ),
     ]
-
-
-__all__ = ["eviction_hooks"]

@@ -77,6 +77,3 @@ def prompt_hooks() -> list[Hook]:
             why="its endpoint tokenizes on the event loop",
         ),
     ]
-
-
-__all__ = ["host_hooks", "prompt_hooks"]

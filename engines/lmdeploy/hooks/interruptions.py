@@ -80,6 +80,3 @@ def _weight_hooks() -> list[Hook]:
             why="both of it",
         ),
     ]
-
-
-__all__ = ["interruption_hooks"]

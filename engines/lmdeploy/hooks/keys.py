@@ -23,6 +23,3 @@ def key_hooks() -> list[Hook]:
             why="comparing 64 tokens through numpy takes longer than all else that a cached block costs",
         ),
     ]
-
-
-__all__ = ["key_hooks"]

@@ -50,6 +50,3 @@ def lifeline_hooks() -> list[Hook]:
             why="its socket drops answers beyond 1,000, and their requests wait for ever",
         ),
     ]
-
-
-__all__ = ["lifeline_hooks"]

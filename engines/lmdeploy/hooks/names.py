@@ -5,5 +5,3 @@ TRIE = "lmdeploy.pytorch.paging.block_trie"
 MESSAGES = "lmdeploy.messages"
 SEQUENCES = "lmdeploy.pytorch.messages:SequenceManager"
 STATUS = "lmdeploy.pytorch.messages.MessageStatus"
-
-__all__ = ["ENGINE", "MESSAGES", "SEQUENCES", "STATUS", "TRIE"]

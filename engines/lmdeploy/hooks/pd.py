@@ -96,6 +96,3 @@ def _transfer_hooks() -> list[Hook]:
             why="a prompt that was computed elsewhere for this very request counted as cached",
         ),
     ]
-
-
-__all__ = ["pd_hooks"]

@@ -145,6 +145,3 @@ def _handle_hooks() -> list[Hook]:
             why="requests beyond the batch wait there in the order of arrival",
         ),
     ]
-
-
-__all__ = ["schedule_hooks"]

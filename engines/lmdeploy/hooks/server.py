@@ -127,6 +127,3 @@ def _life_hooks() -> list[Hook]:
             why="it is given the app before it serves",
         ),
     ]
-
-
-__all__ = ["server_hooks"]

@@ -15,6 +15,3 @@ def span_hooks() -> list[Hook]:
             why="LMDeploy sums up a request's times for its series, and says nowhere which request they were of",
         ),
     ]
-
-
-__all__ = ["span_hooks"]

@@ -183,6 +183,3 @@ def _overlap_hooks() -> list[Hook]:
             why="whoever gets the blocks of a chunk that is under way writes after it",
         ),
     ]
-
-
-__all__ = ["step_hooks"]

@@ -34,6 +34,3 @@ def tenant_hooks() -> list[Hook]:
             why="it is compared before a cached state is used",
         ),
     ]
-
-
-__all__ = ["tenant_hooks"]

@@ -40,6 +40,3 @@ def tier_hooks() -> list[Hook]:
             why="loaded blocks are inserted at once, prepared during the load",
         ),
     ]
-
-
-__all__ = ["tier_hooks"]

@@ -89,6 +89,3 @@ def _memory_hooks(resources: CpuResources) -> list[Hook]:
             why="executors select a device",
         ),
     ]
-
-
-__all__ = ["torch_hooks"]

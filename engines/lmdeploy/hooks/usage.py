@@ -22,6 +22,3 @@ def usage_hooks() -> list[Hook]:
             why="from here on a prompt is computed: its cached tokens are final",
         ),
     ]
-
-
-__all__ = ["usage_hooks"]

@@ -250,13 +250,3 @@ def mount_metrics(original: Callable[[Any, Any], None]) -> Callable[[Any, Any], 
                 app.add_middleware(SpanMiddleware, tracing=tracing)
 
     return mount_metrics
-
-
-__all__ = [
-    "ControlClient",
-    "EngineCollector",
-    "async_engine_init",
-    "exposed_as_text",
-    "mount",
-    "mount_metrics",
-]

@@ -262,16 +262,3 @@ def _limits_of(engine: Any) -> EngineLimits:
         context_tokens=int(engine.max_session_len),
         repetition_window_tokens=int(envs.repetition_window_size),
     )
-
-
-__all__ = [
-    "LogitBias",
-    "filter_repetition_ngram",
-    "generation_config_post_init",
-    "get_engine_config",
-    "logit_bias_logits_processor",
-    "mount",
-    "on_add_message",
-    "preprocess",
-    "validate_json_request",
-]

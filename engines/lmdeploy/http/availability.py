@@ -84,6 +84,3 @@ def _refusal() -> JSONResponse:
     code = "engine_unavailable"
     message = "the engine process of this instance has ended; use another instance, or restart this one"
     return JSONResponse({"error": {"message": message, "type": code, "param": None, "code": code}}, status_code=503)
-
-
-__all__ = ["EngineGoneMiddleware"]

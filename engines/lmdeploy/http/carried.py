@@ -52,6 +52,3 @@ class Carried(Generic[_Value]):
             return param
 
         return classmethod(from_gen_config)
-
-
-__all__ = ["Carried"]

@@ -60,6 +60,3 @@ def with_request_cleanup(original: Callable[..., AsyncIterator[Any]]) -> Callabl
         return original(chunks, result_generators, sessions, session_mgr)
 
     return with_request_cleanup
-
-
-__all__ = ["check_request", "numbered", "with_request_cleanup"]

@@ -59,6 +59,3 @@ class ConcurrencyLimitMiddleware:
         ]
         await send({"type": "http.response.start", "status": 429, "headers": headers})
         await send({"type": "http.response.body", "body": body})
-
-
-__all__ = ["INFERENCE", "ConcurrencyLimitMiddleware"]

@@ -42,6 +42,3 @@ def private_endpoint(pid: int) -> str:
     except OSError as error:
         raise SettingsError(f"can't make the folder for the control socket {folder}: {error}; {remedy}") from error
     return f"ipc://{path}"
-
-
-__all__ = ["private_endpoint"]

@@ -91,6 +91,3 @@ def _may_begin(token: Any) -> bool:
 def _is_byte(token: Any) -> bool:
     """Whether a token may be part of a run that is broken as a whole when one byte of it is."""
     return isinstance(token, str) and token.startswith("<0x")
-
-
-__all__ = ["detokenize_incrementally"]

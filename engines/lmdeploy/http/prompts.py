@@ -179,14 +179,3 @@ def wrap_for_pytorch(original: Callable[..., Any]) -> Callable[..., Any]:
         return await loop.run_in_executor(self.executor, lambda: run_to_its_end(original(self, *args, **kwargs)))
 
     return wrap_for_pytorch
-
-
-__all__ = [
-    "Prompts",
-    "encode_of",
-    "get_text_prompt_input",
-    "processor_init",
-    "prompts_of",
-    "run_to_its_end",
-    "wrap_for_pytorch",
-]

@@ -22,6 +22,3 @@ def rpc_server_init(original: Callable[[Any], None]) -> Callable[[Any], None]:
         self.port = self.socket.bind_to_random_port(_ADDRESS)
 
     return __init__
-
-
-__all__ = ["rpc_server_init"]

@@ -74,6 +74,3 @@ def async_engine_generate(original: Callable[..., AsyncIterator[Any]]) -> Callab
             )
 
     return generate
-
-
-__all__ = ["OPERATIONS", "OperationOrderMiddleware", "async_engine_generate", "async_engine_sleep"]

@@ -180,6 +180,3 @@ def queue_update(original: Callable[[Any], None]) -> Callable[[Any], None]:
         original(update_data)
 
     return queue_update
-
-
-__all__ = ["SpanMiddleware", "queue_update"]

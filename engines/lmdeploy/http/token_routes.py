@@ -98,6 +98,3 @@ def count_tokens_register(original: Callable[..., None]) -> Callable[..., None]:
         original(_Routes(router, replace), server_context, **options)
 
     return register
-
-
-__all__ = ["auxiliary_register", "count_tokens_register"]

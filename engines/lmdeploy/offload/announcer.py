@@ -52,6 +52,3 @@ class TierAnnouncer:
     def _lost(self, tier: CacheTier, records: Sequence[BlockRecord]) -> None:
         if self._log is not None:
             self._log.removed_all([record.key for record in records], tier=tier)
-
-
-__all__ = ["ChangeWitness", "TierAnnouncer"]

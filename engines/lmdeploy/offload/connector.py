@@ -165,6 +165,3 @@ class OffloadConnector(KVConnectorBase):
 
     def finish_transfers_after_worker_drain(self) -> None:
         self._guard("forget drained transfers", None, self._tiers.drained)
-
-
-__all__ = ["IDLE_WAIT_S", "OffloadConnector", "OffloadMetadata"]

@@ -122,6 +122,3 @@ class EngineMemory:
     def close(self) -> None:
         """See ``KVBackendProtocol``."""
         self.unregister()
-
-
-__all__ = ["LEAVE_WITHIN_S", "EngineMemory"]

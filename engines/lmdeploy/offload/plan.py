@@ -338,6 +338,3 @@ class OffloadPlanner:
 def _is_plain(seq: Any) -> bool:
     """Whether tokens alone say what a request's KV is; pictures and given embeddings don't take part."""
     return bool(seq.history_multimodals.empty()) and len(seq.history_embeddings) == 0
-
-
-__all__ = ["LoadOrder", "OffloadCounters", "OffloadPlanner", "SaveOrder", "Supply", "SupplyPath"]

@@ -37,6 +37,3 @@ def build_quotas(
 
 def _burst(settings: EngineSettings, blocks: int) -> int:
     return max(1, int(settings.tenant_burst_share * blocks))
-
-
-__all__ = ["build_quotas"]

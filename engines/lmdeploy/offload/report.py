@@ -40,6 +40,3 @@ def offload_stats(tiers: EngineTiers) -> OffloadStats | None:
         save_failure=tiers.saves.failure,
         block_tokens=planner.identity.block_size_tokens,
     )
-
-
-__all__ = ["offload_stats", "tier_counts", "tier_stats"]

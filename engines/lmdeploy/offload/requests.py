@@ -97,6 +97,3 @@ class OffloadRequests:
         if planner is None:
             return False
         return self._guard("note a load's end", False, lambda: planner.loaded(request_id, success=success))  # noqa: FBT003
-
-
-__all__ = ["OffloadRequests"]

@@ -37,6 +37,3 @@ class SaveHealth:
         faults = [each.reason for each in end.ends if each.reason in _FAULTS]
         if faults:
             self.raised(f"blocks can't be saved: {faults[0]}")
-
-
-__all__ = ["FAILING_SAVES", "SaveHealth"]

@@ -189,14 +189,3 @@ def _check(cache_config: Any, dist_config: Any) -> None:
         raise TierSetupError(f"{name} can't be used with sliding-window attention: a block's KV outlives its window")
     if int(cache_config.num_cpu_blocks) > 0:
         raise TierSetupError(f"{name} and LMDeploy's own CPU blocks exclude each other; set num_cpu_blocks to 0")
-
-
-__all__ = [
-    "CONNECTOR",
-    "FILE_NAME",
-    "TierSetupError",
-    "build_connector",
-    "build_hierarchy",
-    "prepare_config",
-    "tiers_of",
-]

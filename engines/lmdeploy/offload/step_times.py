@@ -44,6 +44,3 @@ class StepTimes:
     def forget(self) -> None:
         """Nobody reports the ends of the steps that were ordered."""
         self._steps.clear()
-
-
-__all__ = ["StepTimes"]

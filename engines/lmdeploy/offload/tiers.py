@@ -198,6 +198,3 @@ class EngineTiers:
         from engines.lmdeploy.offload.connector import OffloadMetadata
 
         self._scheduler.kv_save_coordinator.acquire(OffloadMetadata((), (order,), ()))
-
-
-__all__ = ["BuildHierarchy", "Built", "EngineTiers"]

@@ -243,6 +243,3 @@ class EngineTransfers:
         self._ended.saves.update(save.order.save_id for save in self._save_tickets.values())
         self._load_tickets.clear()
         self._save_tickets.clear()
-
-
-__all__ = ["Ended", "EngineTransfers", "UnderWay"]

@@ -111,6 +111,3 @@ def cache_engine_p2p_initialize(original: Callable[[Any, Any], Any]) -> Callable
         return original(self, migration_init_request)
 
     return p2p_initialize
-
-
-__all__ = ["Delivery", "TcpBackend", "cache_engine_p2p_initialize", "current_delivery"]

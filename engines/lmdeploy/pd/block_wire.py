@@ -114,20 +114,3 @@ def _decoded(body: bytearray, kind: type[_Body]) -> _Body:
         return msgspec.msgpack.decode(body, type=kind)
     except (msgspec.MsgspecError, ValueError) as error:
         raise TransferError("protocol", f"malformed message of the peer: {error}") from error
-
-
-__all__ = [
-    "MAGIC",
-    "MAX_BODY_BYTES",
-    "OFFERED",
-    "REFUSED",
-    "TAKEN",
-    "BlockOffer",
-    "Wanted",
-    "ask",
-    "offer_blocks",
-    "path_of",
-    "read_wanted",
-    "refuse",
-    "take",
-]

@@ -251,6 +251,3 @@ def finalize_match(original: Any) -> Any:
             seq.cached_tokens = max(0, int(seq.cached_tokens) - borrowed)
 
     return staticmethod(finalize_match)
-
-
-__all__ = ["MAX_TRANSFERS", "PdBorrower", "finalize_match"]

@@ -262,6 +262,3 @@ def _go_on(loop: Any, seq: Any) -> None:
         req_metrics=RequestMetrics(time.time(), seq.engine_events, cached_tokens=seq.cached_tokens),
     )
     loop.resp_queue.put_nowait({seq.session_id: output})
-
-
-__all__ = ["MAX_TRANSFERS", "PdDecode"]

@@ -59,6 +59,3 @@ def _while_held(larder: Larder, offer: Offer, ticket: Ticket) -> Iterator[memory
     yield from larder.pieces(offer)
     if not larder.still(ticket):
         raise TransferError("refused", "the prompt was given up while it was read")
-
-
-__all__ = ["Larder", "hand_over"]

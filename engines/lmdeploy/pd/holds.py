@@ -163,6 +163,3 @@ class Holds:
         held.expired = True
         self.counts.expired += 1
         self._sessions.end(session_id)
-
-
-__all__ = ["HoldCounts", "Holds", "Sessions", "Timer"]

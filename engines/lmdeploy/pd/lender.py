@@ -84,6 +84,3 @@ class PdLender:
                 time.sleep(_POLL_S)
         except EngineBusyError as error:
             raise TransferError("busy", str(error)) from error
-
-
-__all__ = ["PdLender"]

@@ -24,6 +24,3 @@ def pd_series(stats: PdStats) -> Iterator[Metric]:
     yield single(catalogue.HANDOVER_SECONDS, stats.transfer_s)
     yield single(catalogue.HELD_PROMPTS, stats.held_requests)
     yield single(catalogue.HELD_BLOCKS, stats.held_blocks)
-
-
-__all__ = ["pd_series"]

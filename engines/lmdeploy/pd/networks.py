@@ -13,6 +13,3 @@ def parse_networks(text: str) -> tuple[Network, ...]:
     if not names:
         raise ValueError(f"no network is listed; {LOOPBACK} are those of one host")
     return tuple(ipaddress.ip_network(name) for name in names)
-
-
-__all__ = ["LOOPBACK", "Network", "parse_networks"]

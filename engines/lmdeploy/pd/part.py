@@ -224,15 +224,3 @@ def migration_loop(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
             await pd.decode.run(self)
 
     return migration_loop
-
-
-__all__ = [
-    "PdPart",
-    "end_session",
-    "migration_loop",
-    "on_add_message",
-    "on_end_session",
-    "on_stop_session",
-    "pd_of",
-    "update_running_seqs",
-]

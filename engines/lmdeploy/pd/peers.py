@@ -42,6 +42,3 @@ class Peers:
         except OSError as error:
             raise TransferError("unreachable", f"{host}:{port} can't be reached: {error}") from error
         return Connection(sock, deadline_s=deadline_s)
-
-
-__all__ = ["Peers"]

@@ -31,6 +31,3 @@ def engine_description(engine: Any) -> dict[str, Any]:
         "num_cpu_blocks": int(engine.cache_config.num_cpu_blocks),
         "num_gpu_blocks": int(engine.cache_config.num_gpu_blocks),
     }
-
-
-__all__ = ["engine_description", "pool_descriptions", "pools_of"]

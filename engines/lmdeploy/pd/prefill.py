@@ -182,6 +182,3 @@ class _EngineSessions:
 def _entry_bytes(pool: Any) -> int:
     entries = int(pool.tensor.shape[pool.entry_axis])
     return int(pool.tensor.numel() * pool.tensor.element_size()) // entries if entries else 0
-
-
-__all__ = ["PdPrefill"]

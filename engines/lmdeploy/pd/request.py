@@ -95,15 +95,3 @@ def preprocess(original: Callable[..., Any]) -> Callable[..., Any]:
         return prepared
 
     return preprocess
-
-
-__all__ = [
-    "CARRIED_PART",
-    "PART",
-    "PdRequestError",
-    "part_of",
-    "part_of_headers",
-    "preprocess",
-    "refusal",
-    "role_of",
-]

@@ -95,6 +95,3 @@ class PdServer:
             _log.exception("a prompt was not handed over")
         finally:
             self._places.release()
-
-
-__all__ = ["MAX_CONNECTIONS", "PdServer"]

@@ -57,6 +57,3 @@ def _layout(layout: str, block_bytes: int) -> str:
     for part in (version("lmdeploy"), layout, str(block_bytes)):
         digest.update(f"{len(part)}:{part}".encode())
     return digest.hexdigest()
-
-
-__all__ = ["PdTiers"]

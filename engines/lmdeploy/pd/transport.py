@@ -35,6 +35,3 @@ def endpoint_of(settings: EngineSettings, port: int) -> str:
             "address of this one"
         )
     return endpoint
-
-
-__all__ = ["endpoint_of", "transport_of"]

@@ -196,20 +196,3 @@ def _lost(error: OSError) -> TransferError:
     if isinstance(error, TimeoutError):
         return TransferError("timeout", "the transfer took too long")
     return TransferError("lost", f"the connection was lost: {error.strerror or error}")
-
-
-__all__ = [
-    "GO",
-    "MAGIC",
-    "RELEASED",
-    "TAKEN",
-    "Connection",
-    "Offer",
-    "TransferError",
-    "answer",
-    "ask",
-    "expect",
-    "read_ticket",
-    "receive_frames",
-    "send_frames",
-]

@@ -76,6 +76,3 @@ def _extra(extra_identity: tuple[Any, ...]) -> bytes:
         f"{span.start}:{span.end}:{len(span.modality)}:{span.modality}{len(span.content_hash)}:{span.content_hash}".encode()
         for span in others
     )
-
-
-__all__ = ["HASH", "NamedPath", "PathNames"]

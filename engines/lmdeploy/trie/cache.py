@@ -86,6 +86,3 @@ class TrieCache:
         if eviction is None:
             raise RefusedError(_RECURRENT)
         return eviction
-
-
-__all__ = ["TrieCache"]

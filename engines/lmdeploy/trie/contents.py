@@ -67,6 +67,3 @@ def _above(node: Any) -> int:
 
 def _chained(above: int, block_hash: int) -> int:
     return hash((above, block_hash))
-
-
-__all__ = ["content_above", "content_of", "prompt_contents", "tenant_of"]

@@ -67,6 +67,3 @@ class DeferringWatcher:
         pending, self._pending = self._pending, []
         for report in pending:
             report()
-
-
-__all__ = ["MOST_S", "Deferral", "DeferringWatcher"]

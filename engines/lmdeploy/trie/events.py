@@ -288,18 +288,3 @@ def trie_evict(original: Callable[[Any, int], int]) -> Callable[[Any, int], int]
             tracker.settle()
 
     return evict
-
-
-__all__ = [
-    "StoredWitness",
-    "TrieTracker",
-    "evict_unused",
-    "forget_cache",
-    "hash_of",
-    "node_attach_to",
-    "node_detach_leaf",
-    "tracker_of",
-    "trie_change",
-    "trie_evict",
-    "trie_root",
-]

@@ -366,6 +366,3 @@ def _once(blocks: "np.ndarray[Any, np.dtype[np.int64]]") -> list[BlockId]:
 def _require(holds: bool, otherwise: str) -> None:  # noqa: FBT001 - reads like an assertion, but `-O` leaves it in
     if not holds:
         raise AssertionError(otherwise)
-
-
-__all__ = ["EVICTION", "TrieEviction", "eviction_of"]

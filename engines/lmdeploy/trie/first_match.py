@@ -68,6 +68,3 @@ def allocate_and_commit(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
         return result
 
     return _allocate_and_commit
-
-
-__all__ = ["FirstMatch", "allocate_and_commit", "finalize_match", "settle"]

@@ -29,6 +29,3 @@ def trie_node_matches_block(original: Any) -> Any:  # noqa: ARG001 - likewise
         )
 
     return staticmethod(_node_matches_block)
-
-
-__all__ = ["trie_hash_block", "trie_node_matches_block"]

@@ -162,6 +162,3 @@ def trie_extend_path(original: Callable[[Any, Any, Any, int], None]) -> Callable
         original(self, seq, node, num_complete_blocks)
 
     return _extend_trie_path
-
-
-__all__ = ["GRACE_S", "SLICE_BLOCKS", "PathMaker", "TriePath", "trie_extend_path"]

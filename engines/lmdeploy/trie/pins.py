@@ -167,6 +167,3 @@ def _hashes(nodes: Iterable[Any]) -> Iterator[BlockHash]:
 
 def _blocks(nodes: Iterable[Any]) -> "np.ndarray[Any, np.dtype[np.int64]]":
     return np.array([node.block_id for node in nodes], dtype=np.int64)
-
-
-__all__ = ["Below", "TrieMemory", "TriePins"]

@@ -67,6 +67,3 @@ def _all(roots: Iterable[Any]) -> Iterator[Any]:
             yield child
             if child.children:
                 waiting.append(child)
-
-
-__all__ = ["find_nodes", "path_above", "take_out", "with_what_follows"]

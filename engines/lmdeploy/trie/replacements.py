@@ -97,14 +97,3 @@ def trie_allocate(original: Callable[[Any, Any], None]) -> Callable[[Any, Any], 
         original(self, seq)
 
     return allocate
-
-
-__all__ = [
-    "allocator_add_ref_count",
-    "lifecycle_commit",
-    "lifecycle_evict",
-    "lifecycle_init",
-    "memory_init",
-    "trie_allocate",
-    "trie_finalize_match",
-]

@@ -67,6 +67,3 @@ class ShadowFeed:
         self.policies = None
         self.errors += 1
         _log.exception("following a request failed; shadow policies are switched off")
-
-
-__all__ = ["ShadowFeed"]

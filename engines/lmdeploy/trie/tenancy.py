@@ -74,13 +74,3 @@ def _spans_of(salt: str) -> tuple[Any, ...]:
     from lmdeploy.pytorch.prefix_cache_state import MultimodalSpan
 
     return (MultimodalSpan(0, 0, _MODALITY, salt),)
-
-
-__all__ = [
-    "CARRIED_SALT",
-    "block_extra_identity",
-    "request_extra_identity",
-    "salt_of_identity",
-    "salt_of_sequence",
-    "without_salt",
-]

@@ -19,6 +19,3 @@ def settle_watchers(trie: Any) -> None:
     """Make all deferred reports of a trie, which also names its new blocks. Never raises."""
     for watcher in watchers_of(trie):
         watcher.settle_now()
-
-
-__all__ = ["settle_watchers", "watchers_of"]

@@ -90,6 +90,3 @@ class CountBody(_Spoken, frozen=True, kw_only=True):
 
     def check(self) -> None:
         """All of it is served."""
-
-
-__all__ = ["CountBody", "Message", "MessagesBody"]

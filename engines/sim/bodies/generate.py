@@ -74,6 +74,3 @@ class GenerateBody(Sampled, frozen=True, kw_only=True):
             raise NotServedError(not_positive("max_tokens", 0, "integer"))
         if isinstance(self.stop, str):  # LMDeploy takes a list alone here
             raise NotServedError(UNPREPARED)
-
-
-__all__ = ["GENERATE_TOKENS", "GenerateBody"]

@@ -134,6 +134,3 @@ class CompletionBody(_Sampled, frozen=True, kw_only=True):
             raise NotServedError(problem)
         if self.most_tokens is not None and self.most_tokens < 1:
             raise NotServedError(f"max_new_tokens must be at least 1, got {self.most_tokens}.")
-
-
-__all__ = ["ChatBody", "CompletionBody"]

@@ -22,6 +22,3 @@ class NotServedError(ValueError):
 def not_positive(name: str, value: int, kind: str) -> str:
     """Return the refusal of a number below one."""
     return f"The {name} {value} must be a positive {kind}."
-
-
-__all__ = ["NO_EXPERTS", "NO_IMAGES", "NO_LOGPROBS", "UNPREPARED", "NotServedError", "not_positive"]

@@ -79,6 +79,3 @@ class ResponsesBody(SampledResponse, frozen=True, kw_only=True):
                 raise NotServedError(
                     f"Tool choice 'function' not found in `tools`: {choice.get('name')!r}.", "tool_choice"
                 )
-
-
-__all__ = ["ResponsesBody"]

@@ -125,6 +125,3 @@ class RegistrationRoute(AdminRoute):
             if registration is None:
                 raise
             registration.check(request.headers.get("authorization"))
-
-
-__all__ = ["MAX_BODY_BYTES", "AdminAccess", "AdminRoute", "RegistrationRoute"]

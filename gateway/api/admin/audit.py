@@ -41,6 +41,3 @@ def _view(entry: AuditEntry) -> AuditView:
         detail=json.loads(action.detail),
         request_id=action.request_id,
     )
-
-
-__all__ = ["audit_router"]

@@ -180,6 +180,3 @@ def _spec(text: str) -> PolicySpec | None:
         return parse_spec(text)
     except PolicyError:
         return None
-
-
-__all__ = ["EVICTION", "AutoSwap"]

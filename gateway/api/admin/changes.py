@@ -303,6 +303,3 @@ def _response(status: int, body: str, headers: Mapping[str, str]) -> Response:
     if not body:
         return Response(status_code=status, headers=dict(headers))
     return Response(body, status_code=status, headers=dict(headers), media_type="application/json")
-
-
-__all__ = ["Author", "Changes", "store_unavailable"]

@@ -263,6 +263,3 @@ def _candidates(plan: Plan) -> list[CandidateView]:
             )
         )
     return views
-
-
-__all__ = ["explain_router"]

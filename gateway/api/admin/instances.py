@@ -367,6 +367,3 @@ def _check_free(views: InstanceViews, name: str, url: str) -> None:
             raise ConflictApiError(f"instance id {name!r} is taken by an instance from {each.source}")
         if each.endpoint == endpoint_of(url) and each.id != name:
             raise ConflictApiError(f"{url} is the address of instance {each.id!r}")
-
-
-__all__ = ["InstanceView", "InstanceViews", "instances_router", "leases_router"]

@@ -106,6 +106,3 @@ def _add_revoke(router: APIRouter, changes: Changes, clock: Callable[[], float])
 
 def _no_key(key_id: str) -> NotFoundError:
     return NotFoundError(f"unknown key {key_id!r}", code="key_not_found")
-
-
-__all__ = ["keys_router"]

@@ -143,6 +143,3 @@ def refusal(conflict: ConflictError, *, conditional: bool) -> ApiError:
             else f"there is no {conflict.kind} {conflict.name!r}"
         )
     return OvertakenError(f"{conflict.kind} {conflict.name!r} was changed by another request; read it and try again")
-
-
-__all__ = ["Mutation", "MutationOf", "OvertakenError", "etag", "expected_of", "must", "refusal"]

@@ -179,6 +179,3 @@ class Operations:
 
 def _remember(remembered: Remembered | None) -> Remember | None:
     return None if remembered is None else lambda _: remembered
-
-
-__all__ = ["Operation", "Operations"]

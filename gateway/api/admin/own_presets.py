@@ -122,6 +122,3 @@ def _missing(name: str) -> NotFoundError:
 
 def _shown(document: Document) -> PresetForm:
     return PresetForm(name=document.name, shipped=False, form=dict(fields(document)), version=document.version)
-
-
-__all__ = ["own_presets_router"]

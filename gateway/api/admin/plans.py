@@ -114,6 +114,3 @@ def _view(plan: ExecutionPlan, status: PlanStatus) -> PlanView:
 
 def _unknown(plan_id: str) -> NotFoundError:
     return NotFoundError(f"unknown plan {plan_id!r} in this process: another process has it, or it ended long ago")
-
-
-__all__ = ["plans_router"]

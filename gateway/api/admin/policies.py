@@ -285,6 +285,3 @@ def _not_swapped(kind: str, name: str, report: SwapReport) -> ApiError:
     return ConflictApiError(
         f"policy {name!r} of kind {kind!r} was not applied; {report.why_not} ({states})", code="policy_refused"
     )
-
-
-__all__ = ["exclusively", "policies_router"]

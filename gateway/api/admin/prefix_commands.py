@@ -219,6 +219,3 @@ def _ended(documents: Sequence[Document], prefix: NamedPrefix, invalidated: Sequ
         else:
             ended.append(Delete(kind=Kind.PIN, name=document.name, expected=document.version))
     return ended
-
-
-__all__ = ["PinPrefixBody", "Pinning", "PrefixCommands"]

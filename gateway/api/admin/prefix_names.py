@@ -200,6 +200,3 @@ def _unable(instance: Instance, model: str) -> str:
     if instance.stats is None:
         return "it has no /kv/v1"
     return ""
-
-
-__all__ = ["HASH_PATTERN", "Candidates", "NamedPrefix", "PrefixBody", "PrefixNames"]

@@ -152,22 +152,3 @@ def invalidated_view(done: Invalidation | InstanceControlError) -> InvalidatedVi
 def failures(views: Iterable[PlaceView | InvalidatedView]) -> int:
     """Count the instances that refused or could not be reached."""
     return sum(each.outcome in BAD for each in views)
-
-
-__all__ = [
-    "BAD",
-    "InvalidateView",
-    "InvalidatedView",
-    "KeptView",
-    "Outcome",
-    "PinList",
-    "PinView",
-    "PlaceView",
-    "UnpinView",
-    "failure",
-    "failures",
-    "invalidated_view",
-    "kept_view",
-    "pin_view",
-    "pinned_view",
-]

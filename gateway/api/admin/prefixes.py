@@ -161,6 +161,3 @@ def _add_invalidate(router: APIRouter, changes: Changes, names: PrefixNames, com
 
 def _outcomes(views: Mapping[str, PlaceView | InvalidatedView]) -> dict[str, dict[str, str]]:
     return {"instances": {name: each.outcome.value for name, each in views.items()}}
-
-
-__all__ = ["prefixes_router"]

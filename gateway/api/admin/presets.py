@@ -237,6 +237,3 @@ def _view(preset: Preset) -> PresetView:
 
 def _none() -> NotFoundError:
     return NotFoundError("no preset is stored as current", code="preset_not_found")
-
-
-__all__ = ["presets_router"]

@@ -50,6 +50,3 @@ async def fingerprint_of(body: PromptBody, fingerprinter: Fingerprinter, salt: s
         prompt, size = TokenPrompt(token_ids=tuple(body.prompt or ())), 0
     tenant = Tenant(id=TenantId(body.tenant), salt=salt)
     return await fingerprinter.fingerprint(prompt, size_bytes=size, model=body.model, tenant=tenant)
-
-
-__all__ = ["PromptBody", "check_model", "check_one", "fingerprint_of"]

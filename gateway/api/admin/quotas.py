@@ -72,6 +72,3 @@ def quotas_router(changes: Changes, meter: QuotaMeter) -> APIRouter:
 
 def _no_quota(tenant: str) -> NotFoundError:
     return NotFoundError(f"tenant {tenant!r} has no quota of its own", code="quota_not_found")
-
-
-__all__ = ["quotas_router"]

@@ -94,6 +94,3 @@ async def _invalid(request: Request, error: Exception) -> Response:
     problems = [(".".join(map(str, each["loc"][1:])) or str(each["loc"][0]), each["msg"]) for each in error.errors()]
     message = "; ".join(f"{where}: {what}" for where, what in problems[:5])
     return await _refused(request, InvalidRequestError(message, param=problems[0][0]))
-
-
-__all__ = ["add_failure_handlers", "admin_routers"]

@@ -39,6 +39,3 @@ def admin_routes(tag: str, route_class: type[AdminRoute] = AdminRoute) -> APIRou
     return APIRouter(
         prefix="/admin/v1", responses=_FAILURES, dependencies=[Security(_KEY)], route_class=route_class, tags=[tag]
     )
-
-
-__all__ = ["admin_routes"]

@@ -68,6 +68,3 @@ def routing_router(changes: Changes, keeper: ConfigSync) -> APIRouter:
         )
 
     return router
-
-
-__all__ = ["routing_router"]

@@ -129,6 +129,3 @@ def _together(instances: Iterable[InstanceShadows]) -> list[Standing]:
         for policy, (lookups, hits) in sums.items()
     ]
     return sorted(standings, key=lambda each: -(each.hit_ratio or 0.0))
-
-
-__all__ = ["shadow_router"]

@@ -15,13 +15,14 @@ from gateway.api.admin.instances import InstanceView, InstanceViews
 from gateway.api.admin.routes import admin_routes
 from gateway.api.admin.views import UsageView
 from gateway.dashboard import FleetBoard
-from gateway.limits import Priority, SloClass
+from gateway.limits import SloClass
 from gateway.problems import ProblemKind, Problems
 from gateway.registry import Instance
 from gateway.telemetry import Interval, Telemetry
 from gateway.telemetry.siblings import Siblings
 from gateway.telemetry.traffic import INTERVAL_S
 from gateway.types import Tenant, TenantId
+from kvcontrol.core.priority import Priority
 
 
 class _View(BaseModel):
@@ -248,6 +249,3 @@ def _interval(each: Interval) -> IntervalView:
         in_flight=each.in_flight,
         waiting=each.waiting,
     )
-
-
-__all__ = ["StatusBoard", "StatusView", "status_router"]

@@ -90,6 +90,3 @@ def _add_delete(router: APIRouter, changes: Changes, clock: Callable[[], float])
 def no_tenant(name: str) -> NotFoundError:
     """Return the 404 for a tenant that isn't there."""
     return NotFoundError(f"unknown tenant {name!r}", code="tenant_not_found")
-
-
-__all__ = ["TenantName", "no_tenant", "tenants_router"]

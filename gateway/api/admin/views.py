@@ -170,23 +170,3 @@ def revoked_view(document: Document) -> KeyView:
             revoked_at_s=document.updated_at_s,
             version=document.version,
         )
-
-
-__all__ = [
-    "AuditList",
-    "AuditView",
-    "ErrorView",
-    "KeyList",
-    "KeyView",
-    "NewKeyBody",
-    "NewKeyView",
-    "QuotaList",
-    "QuotaView",
-    "TenantList",
-    "TenantView",
-    "UsageView",
-    "key_view",
-    "quota_view",
-    "revoked_view",
-    "tenant_view",
-]

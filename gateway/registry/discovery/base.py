@@ -152,6 +152,3 @@ def instance_name(*parts: object) -> str:
     """Return an instance id out of what a place calls it."""
     name = _UNFIT.sub("-", "-".join(str(part) for part in parts)).strip("-._")
     return name[-_MAX_ID_CHARS:].lstrip("-._")
-
-
-__all__ = ["DiscoveryError", "DiscoveryLoop", "Watcher", "instance_name"]

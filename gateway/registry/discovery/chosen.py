@@ -32,6 +32,3 @@ def chosen_watchers(settings: FleetSettings) -> Sequence[Watcher]:
             )
         )
     return watchers
-
-
-__all__ = ["chosen_watchers"]

@@ -130,6 +130,3 @@ def _check_cancellation() -> None:
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         raise asyncio.CancelledError
-
-
-__all__ = ["DnsQuery", "DnsWatcher"]

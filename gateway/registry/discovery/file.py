@@ -97,6 +97,3 @@ class FileWatcher:
 
 def _open_at_once(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)
-
-
-__all__ = ["FileWatcher"]

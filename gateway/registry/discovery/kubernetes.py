@@ -230,6 +230,3 @@ async def _lines(content: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         for line in whole:
             if line.strip():
                 yield line
-
-
-__all__ = ["KubernetesAccess", "KubernetesWatcher", "ServicePort"]

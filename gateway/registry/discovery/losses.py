@@ -61,6 +61,3 @@ class LossWindow:
         self._left = {place: left for place, left in self._left.items() if place not in there}
         self._accepted = there
         self._since = None
-
-
-__all__ = ["Loss", "LossWindow"]

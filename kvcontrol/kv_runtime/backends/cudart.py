@@ -151,6 +151,3 @@ class CudaRuntime:
         long.cudaStreamSynchronize.argtypes = [c_void_p]
         long.cudaHostRegister.argtypes = [c_void_p, c_size_t, c_uint]
         long.cudaHostUnregister.argtypes = [c_void_p]
-
-
-__all__ = ["NOT_READY", "CudaRuntime"]

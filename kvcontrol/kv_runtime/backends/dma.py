@@ -107,6 +107,3 @@ def _template(stacks: tuple[Stack, ...], to_host: bool) -> Operations:  # noqa: 
     made["depth"] = 1
     made["source_access_order"] = _ACCESS_IN_STREAM_ORDER
     return made
-
-
-__all__ = ["OPERATION", "HostSlots", "Operations", "Stack", "operations"]

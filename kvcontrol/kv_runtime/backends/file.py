@@ -25,9 +25,9 @@ from typing import NamedTuple
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.kv_runtime.arena import HostArena
 from kvcontrol.kv_runtime.backend_protocol import BlockStatus, Move
-from kvcontrol.kv_runtime.block_file import PAGE_BYTES, BlockFile, BlockFileSpec, aligned_pages
+from kvcontrol.kv_runtime.block_file import BlockFile, BlockFileSpec, aligned_pages
 from kvcontrol.kv_runtime.errors import BackendError, BlockFileError
-from kvcontrol.kv_runtime.header import decode_header, encode_header
+from kvcontrol.kv_runtime.header import PAGE_BYTES, decode_header, encode_header
 from kvcontrol.kv_runtime.record import Recovered, checksum
 
 _SCAN_THREADS = 8
@@ -265,6 +265,3 @@ def _runs(items: Sequence[_Item]) -> Iterator[Sequence[_Item]]:
         if end == len(items) or end - start == _RUN_BLOCKS or items[end].slot != items[end - 1].slot + 1:
             yield items[start:end]
             start = end
-
-
-__all__ = ["FileBackend"]

@@ -99,6 +99,3 @@ class DurableMetadataBackend(MetadataBackend):
         for move in moves:
             if move.seal is None:
                 raise ValueError(f"slot {move.slot}: a durable tier needs each block's seal")
-
-
-__all__ = ["DurableMetadataBackend", "MetadataBackend"]

@@ -339,6 +339,3 @@ def _runs(rows: Sequence[torch.Tensor]) -> Iterable[list[torch.Tensor]]:
             yield run
             run = [row]
     yield run
-
-
-__all__ = ["CudaFence", "PassedFence", "TorchBackend"]

@@ -127,6 +127,3 @@ class StepCosts:
     def decode_s(self, sequences: int, history_tokens: int) -> float | None:
         """Return what a decode step is expected to take; None before the first."""
         return self._decode.predict((1.0, sequences, history_tokens))
-
-
-__all__ = ["MOST_GROWTH", "LearntCost", "StepCosts"]

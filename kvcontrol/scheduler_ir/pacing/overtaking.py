@@ -52,6 +52,3 @@ def overtaker(active: LongPrompt, overtaken: Sequence[LongPrompt], waiting: Sequ
         if 0 < prompt.left_tokens <= most and prompt.priority >= least
     )
     return min(allowed, default=(0, None))[1]
-
-
-__all__ = ["MUCH_FEWER", "LongPrompt", "WaitingPrompt", "overtaker"]

@@ -223,19 +223,3 @@ def _whole_blocks(tokens: int, bounds: ChunkBounds) -> int:
     if tokens >= bounds.most_tokens:
         return bounds.most_tokens
     return max(min(bounds.block_tokens, bounds.most_tokens), tokens // bounds.block_tokens * bounds.block_tokens)
-
-
-__all__ = [
-    "LAST_TOKENS",
-    "MOST_OWED",
-    "ActiveChunk",
-    "ChunkBounds",
-    "Limits",
-    "Pace",
-    "Reason",
-    "StepCommand",
-    "StepView",
-    "decide",
-    "limits",
-    "owed",
-]

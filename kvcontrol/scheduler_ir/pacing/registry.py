@@ -6,7 +6,8 @@ from types import MappingProxyType
 from typing import Final
 
 from kvcontrol.core.shown import shown
-from kvcontrol.kv_policy.registry import Parameter, PolicyError, Values, checked
+from kvcontrol.kv_policy.allowed import PolicyError
+from kvcontrol.kv_policy.registry import Parameter, Values, checked
 from kvcontrol.scheduler_ir.pacing.pace import Pace
 
 ENGINE_PACE: Final = "lmdeploy"
@@ -98,6 +99,3 @@ def make_pace(name: str, parameters: Mapping[str, float] = MappingProxyType({}))
         overlapped_tokens=int(values["overlapped_tokens"]),
         reserved_share=values["reserved_share"],
     )
-
-
-__all__ = ["ALTERNATE", "DEFAULT_TARGET_MS", "ENGINE_PACE", "ITL_TARGET", "PACES", "PaceKind", "make_pace"]

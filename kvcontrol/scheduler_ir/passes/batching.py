@@ -112,6 +112,3 @@ def batched(graph: IRGraph, context: PassContext) -> tuple[IRGraph, int]:
         if config.batch != batch.number:
             nodes[index] = replace(node, config=replace(config, batch=batch.number))
     return IRGraph(nodes, graph.results), number
-
-
-__all__ = ["BatchingEfficiencyPass", "batched"]

@@ -95,6 +95,3 @@ def _fused(graph: IRGraph, group: Sequence[IRNode]) -> IRGraph:
 def _replaced(values: Sequence[ValueName], gone: set[ValueName], by: ValueName) -> tuple[ValueName, ...]:
     """The same values with ``by`` once in the place of all that are gone."""
     return tuple(dict.fromkeys(by if each in gone else each for each in values))
-
-
-__all__ = ["FuseTransfersPass"]

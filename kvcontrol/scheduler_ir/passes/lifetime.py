@@ -62,6 +62,3 @@ class LifetimeAwarePass:
         if not notes:
             return Rewritten(graph=graph)
         return Rewritten(graph=IRGraph(nodes, [each for each in graph.results if each not in gone]), notes=tuple(notes))
-
-
-__all__ = ["LifetimeAwarePass"]

@@ -314,6 +314,3 @@ def _grows(node: IRNode) -> Device | None:
     if isinstance(node.config, TransferConfig):
         return node.config.target
     return node.device if node.outputs else None
-
-
-__all__ = ["MemoryAwarePreemptionPass"]

@@ -95,6 +95,3 @@ def _siblings(graph: IRGraph, transfer: IRNode, chunk: ValueName) -> list[IRNode
 def _part(transfer: IRNode, config: TransferConfig, span: KvSpan, name: ValueName) -> IRNode:
     part = replace(config, start=max(config.start, span.start), end=min(config.end, span.end))
     return replace(transfer, inputs=(span.name,), outputs=(name,), config=part)
-
-
-__all__ = ["OverlapPass"]

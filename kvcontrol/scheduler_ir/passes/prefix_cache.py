@@ -181,6 +181,3 @@ class _Rewriting:
             )
         self._became[node.outputs[0]] = tuple(arrived)
         self._remember(request, config.target, arrived)
-
-
-__all__ = ["PrefixCacheAwarePass"]

@@ -37,6 +37,3 @@ class PriorityBasedPass:
             return Rewritten(graph=graph)
         moved = IRGraph([graph.nodes[index] for index in order], graph.results)
         return Rewritten(graph=moved, notes=("requests go as " + ", ".join(moved.request_ids),))
-
-
-__all__ = ["PriorityBasedPass"]

@@ -105,6 +105,3 @@ class AdaptiveOrder:
         if nearest_s is not None and now_s + self._waiting * self._gap_s >= nearest_s:
             return State.PRESSED
         return State.CALM
-
-
-__all__ = ["AdaptiveOrder", "State"]

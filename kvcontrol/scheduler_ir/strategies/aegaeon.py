@@ -93,6 +93,3 @@ class AegaeonOrder:
             or any(self._line.get(group.number) is not group for group in self._open.values())
         ):
             raise AssertionError("the groups of aegaeon are out of order or not whole")
-
-
-__all__ = ["AegaeonOrder"]

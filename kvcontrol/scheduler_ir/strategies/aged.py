@@ -116,6 +116,3 @@ class AgedQueue:
         found = {request.request_id for request in self._order.following(len(self), -inf, 0.0, _NOTHING_KNOWN)}
         if found != {request.request_id for request in self}:
             raise AssertionError(f"the order of {self.name} holds others than those that wait")
-
-
-__all__ = ["DEFAULT_AGEING_BOUND_S", "AgedQueue"]

@@ -78,6 +78,3 @@ class Arrivals(Generic[Item]):
             or self._in_order.keys() & self._late_items.keys()
         ):
             raise AssertionError("arrivals are out of order or not whole")
-
-
-__all__ = ["Arrivals"]

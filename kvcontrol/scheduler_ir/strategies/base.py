@@ -137,6 +137,3 @@ def hand_over(source: WaitingQueue, target: WaitingQueue) -> None:
 
 def _arrival(request: WaitingRequest) -> float:
     return request.arrived_s
-
-
-__all__ = ["EngineView", "WaitingId", "WaitingQueue", "WaitingRequest", "hand_over"]

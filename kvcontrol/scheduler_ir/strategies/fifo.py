@@ -45,6 +45,3 @@ class FifoOrder:
 
     def check_integrity(self) -> None:
         self._line.check_integrity()
-
-
-__all__ = ["FifoOrder"]

@@ -112,6 +112,3 @@ class HybridOrder:
             or not apart.items() <= self._places.items()
         ):
             raise AssertionError("the line of hybrid is out of order or not whole")
-
-
-__all__ = ["FOLLOWERS", "RECENT_PREFIXES", "HybridOrder"]

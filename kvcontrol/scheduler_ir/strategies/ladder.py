@@ -129,6 +129,3 @@ class Ladder:
 def _key(rank: float) -> float:
     key = rank // _WIDTH
     return key if key == key else rank  # noqa: PLR0124 - no number where the rank is infinite
-
-
-__all__ = ["Ladder", "Place"]

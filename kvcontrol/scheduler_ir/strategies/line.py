@@ -114,6 +114,3 @@ class Line(Generic[Item]):
             or any(not 0 < len(chunk) <= CHUNK for chunk in self._chunks)
         ):
             raise AssertionError("a line is out of order or not whole")
-
-
-__all__ = ["CHUNK", "Line"]

@@ -42,6 +42,3 @@ class Order(Protocol):
     def check_integrity(self) -> None:
         """Raise ``AssertionError`` when the parts contradict each other."""
         ...
-
-
-__all__ = ["Arrival", "Order"]

@@ -74,6 +74,3 @@ class PriorityOrder:
             line.check_integrity()
         if sorted(self._lines) != self._ranks or not all(map(len, self._lines.values())):
             raise AssertionError("the classes of priority are out of order or not whole")
-
-
-__all__ = ["PriorityOrder"]

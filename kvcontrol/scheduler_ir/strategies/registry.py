@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from kvcontrol.core.shown import shown
-from kvcontrol.kv_policy.registry import Parameter, PolicyError, Values, checked
+from kvcontrol.kv_policy.allowed import PolicyError
+from kvcontrol.kv_policy.registry import Parameter, Values, checked
 from kvcontrol.scheduler_ir.strategies.adaptive import AdaptiveOrder
 from kvcontrol.scheduler_ir.strategies.aegaeon import AegaeonOrder
 from kvcontrol.scheduler_ir.strategies.aged import DEFAULT_AGEING_BOUND_S, AgedQueue
@@ -104,6 +105,3 @@ def make_strategy(name: str, parameters: Mapping[str, float] = MappingProxyType(
     if kind is None:
         raise PolicyError(f"unknown strategy {shown(name)}; known: {', '.join(STRATEGIES)}")
     return kind.make(kind.values(parameters))
-
-
-__all__ = ["DEFAULT_STRATEGY", "STRATEGIES", "StrategyKind", "make_strategy"]

@@ -113,6 +113,3 @@ class SloAwareOrder:
             line.check_integrity()
         if sorted(self._dues.values()) != list(self._due) or sorted(self._misses.values()) != list(self._missed):
             raise AssertionError("the lines of slo_aware are out of order or not whole")
-
-
-__all__ = ["SloAwareOrder"]

@@ -11,6 +11,3 @@ def counter(name: str, unit: Unit, text: str, *labels: str, appears: str = "") -
 def gauge(name: str, unit: Unit, text: str, *labels: str, appears: str = "") -> Series:
     """Return a gauge of engines; ``appears`` is the condition without which it is absent."""
     return Series(name=f"kvgate_engine_{name}", kind=Kind.GAUGE, unit=unit, help=text, labels=labels, appears=appears)
-
-
-__all__ = ["counter", "gauge"]

@@ -124,6 +124,3 @@ def _rows(served: Mapping[tuple[int, int], Served], keys: Sequence[tuple[int, in
     found = (served[key] for key in keys)
     rows = [(max(1, each.prompt_tokens), each.found_tokens, each.ttft_s) for each in found]
     return np.array(rows, dtype=np.float64)
-
-
-__all__ = ["DRAWS", "FIGURES", "SEGMENTS", "Change", "Verdict", "compare"]

@@ -105,6 +105,3 @@ def _report(plan: AbPlan, changes: list[Change], answered: dict[str, int], *, se
         metrics=metrics,
         grids=(settings, Grid(name="comparison", columns=columns, rows=rows)),
     )
-
-
-__all__ = ["NAME", "AbPlan", "run", "verdict_line"]

@@ -75,6 +75,3 @@ def _number(text: str, side: str, name: str) -> float:
         return float(text)
     except ValueError:
         raise CommandError(f"{side}: {name} is {text!r}; expected a number") from None
-
-
-__all__ = ["SETTINGS", "study_of"]

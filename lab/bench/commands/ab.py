@@ -74,6 +74,3 @@ def run_ab(  # noqa: PLR0913 - each is one option
     }[expect]
     if not met:
         raise CommandError(f"--expect {expect}: {said}")
-
-
-__all__ = ["Expected", "run_ab"]

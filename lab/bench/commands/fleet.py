@@ -64,6 +64,3 @@ def _studied(name: str, traces: Path, router: str, profile: str, *, quick: bool)
     grid = STUDIES[name](StudyPlan(traces=traces, router=router, profile=load_profile(profile), quick=quick))
     metrics = {"fleets_count": len(grid.rows), "real_s": time.perf_counter() - began_s}
     return Report(bench=f"fleet {name}", host=Host.here(), metrics=metrics, grids=(grid,))
-
-
-__all__ = ["run_fleet"]

@@ -47,6 +47,3 @@ def run_host(  # noqa: PLR0913 - each is one option
     except (BenchmarkError, ChildFailedError) as error:
         raise CommandError(str(error)) from error
     show(report, as_json=as_json, as_markdown=as_markdown)
-
-
-__all__ = ["run_host"]

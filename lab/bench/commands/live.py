@@ -57,6 +57,3 @@ def run_live(  # noqa: PLR0913 - each is one option
     show(report, as_json=as_json, as_markdown=as_markdown)
     if check and beyond:
         raise CommandError(f"simulated and live differ by more than {live.AGREED_PCT:g} %: {', '.join(beyond)}")
-
-
-__all__ = ["run_live"]

@@ -121,6 +121,3 @@ def run_predict(
     names = tuple(name.strip() for name in predictors.split(",") if name.strip())
     report = predict.run(predict.PredictPlan(traces=traces, predictors=names, quick=quick), say)
     show(report, as_json=as_json, as_markdown=as_markdown)
-
-
-__all__ = ["run_adaptive", "run_evict", "run_hierarchy", "run_predict", "run_shadow"]

@@ -125,6 +125,3 @@ def run_attention(
         as_json=as_json,
         as_markdown=as_markdown,
     )
-
-
-__all__ = ["run_attention", "run_served"]

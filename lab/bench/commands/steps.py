@@ -72,6 +72,3 @@ def _model(folder: Path | None, *, tiny: bool) -> Model:
     if tiny is not (folder is None):
         raise CommandError("--model or --tiny is needed, not both")
     return tiny_model(console=errors) if folder is None else model_from_folder(folder, None)
-
-
-__all__ = ["run_overtaking", "run_steps"]

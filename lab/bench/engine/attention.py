@@ -179,6 +179,3 @@ def _round_us(torch: Any, work: Callable[[], Any]) -> float:
     end.record()
     torch.cuda.synchronize()
     return float(begin.elapsed_time(end)) / _REPLAYS * 1e3
-
-
-__all__ = ["DecodeTimes", "PromptTimes", "Shape", "UnavailableError", "decode_times", "prompt_times"]

@@ -273,6 +273,3 @@ def _chat(processor: Any, tokens: int, chooser: random.Random) -> Messages:
 
 def _text(chooser: random.Random, words: int) -> str:
     return " ".join(chooser.choice(_WORDS) for _ in range(words))
-
-
-__all__ = ["Figure", "HostPlan", "measure"]

@@ -85,6 +85,3 @@ async def _asked_at_once(model: Model, start: str) -> FirstRequests:
             text = " ".join(chooser.choice(words) for _ in range(_WORDS))
             taken.append((await chat(session, target, [{"role": "user", "content": text}], 4)).ttft_s)
     return FirstRequests(start=start, first_s=taken[0], tenth_s=taken[-1])
-
-
-__all__ = ["NAME", "FirstRequests", "run"]

@@ -146,6 +146,3 @@ def child(plan: OvertakingPlan) -> None:
 
 if __name__ == "__main__":
     child(OvertakingPlan(**json.loads(sys.argv[1])))
-
-
-__all__ = ["NAME", "SHARES", "OvertakingPlan", "child", "run"]

@@ -135,6 +135,3 @@ def child(mode: str, plan: StepsPlan) -> None:
 if __name__ == "__main__":
     given = json.loads(sys.argv[2])
     child(sys.argv[1], StepsPlan(**given | {"contexts": tuple(map(tuple, given["contexts"]))}))
-
-
-__all__ = ["MODES", "NAME", "StepsPlan", "child", "run"]

@@ -301,6 +301,3 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 if __name__ == "__main__":
     main()
-
-
-__all__ = ["MODES", "Plan", "child", "run"]

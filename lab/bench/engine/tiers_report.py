@@ -93,6 +93,3 @@ def _kv_numbers_of_a_token(config: dict[str, int]) -> int:
         return 2 * config["num_hidden_layers"] * config.get("num_key_value_heads", heads) * head
     except KeyError as error:
         raise CommandError(f"the model's config.json lacks {error}: say --ddr and --kv-blocks yourself") from error
-
-
-__all__ = ["NAME", "Revisits", "plan_for", "run"]

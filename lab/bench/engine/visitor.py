@@ -54,6 +54,3 @@ class Visitor:
         if not visit.tokens:
             raise RuntimeError(f"a request of {len(prompt)} tokens got no answer: {output.status}")
         return visit
-
-
-__all__ = ["Visit", "Visitor"]

@@ -129,6 +129,3 @@ def _busy_grid(busy: Busy) -> Grid:
             ("others': what disturbs", 100.0 * busy.others),
         ),
     )
-
-
-__all__ = ["AGREED_PCT", "NAME", "LivePlan", "conversations", "run", "slice_of"]

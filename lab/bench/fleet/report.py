@@ -67,6 +67,3 @@ def run(plan: FleetBench, say: Callable[[str], None]) -> Report:
         "instances_count": instances,
     }
     return Report(bench=NAME, host=Host.here(), metrics=metrics, grids=grids({plan.router: outcome}))
-
-
-__all__ = ["NAME", "FleetBench", "run"]

@@ -171,6 +171,3 @@ def _there(trace: Path) -> Path:
 
 def _ratio(value: float | None, of: float | None) -> Cell:
     return value / of if value is not None and of else None
-
-
-__all__ = ["STUDIES", "StudyPlan", "decisions", "tiers"]

@@ -215,6 +215,3 @@ def main(arguments: list[str]) -> None:
 
 if __name__ == "__main__":
     main(sys.argv[1:])
-
-
-__all__ = ["MODEL", "nginx", "paced_backend", "whole_backend"]

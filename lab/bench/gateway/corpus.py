@@ -97,5 +97,3 @@ CORPORA: Mapping[str, Callable[[random.Random, int, int], Sequence[Ask]]] = {
     "mixed": mixed,
     "shared": shared,
 }
-
-__all__ = ["CORPORA", "Ask", "chat", "cold", "conversations", "hot", "mixed", "shared", "text"]

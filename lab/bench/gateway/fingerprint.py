@@ -120,6 +120,3 @@ def _text(words: int, rng: random.Random) -> str:
 
 def _median_ms(values_s: list[float]) -> float:
     return sorted(values_s)[len(values_s) // 2] * 1e3
-
-
-__all__ = ["FingerprintPlan", "run"]

@@ -31,6 +31,3 @@ def affinity(placed: Sequence[Placed]) -> float | None:
                 kept += backend == last[key]
             last[key] = backend
     return kept / again if again else None
-
-
-__all__ = ["Placed", "affinity", "hotspot"]

@@ -173,6 +173,3 @@ def _report(readings: _Readings, not_run: dict[str, str], backend: str) -> Repor
         grids=(*grids, Grid(name="setup", columns=("backend",), rows=((backend,),))),
         not_run=not_run,
     )
-
-
-__all__ = ["NAME", "GatewayPlan", "Peer", "run"]

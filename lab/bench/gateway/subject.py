@@ -133,6 +133,3 @@ def _wait_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
     raise BenchmarkError(
         f"no answer through {url} in {_READY_S:.0f} s ({last}): {log.read_text(errors='replace')[-400:]}"
     )
-
-
-__all__ = ["Peer", "Subject", "ours", "peer"]

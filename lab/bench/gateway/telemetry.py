@@ -199,6 +199,3 @@ def _median_us(step: Callable[[], None], plan: TelemetryPlan) -> float:
             step()
         times.append((time.thread_time() - started) / plan.requests)
     return statistics.median(times) * 1e6
-
-
-__all__ = ["TelemetryPlan", "run"]

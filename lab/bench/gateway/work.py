@@ -115,6 +115,3 @@ async def _ask(client: aiohttp.ClientSession, url: str, body: bytes) -> str:
         if answer.status != 200 or found is None:  # noqa: PLR2004 - the one status that counts
             raise BenchmarkError(f"{url} answered {answer.status}: {data[:200]!r}")
         return found[1].decode()
-
-
-__all__ = ["Served", "in_turns", "latencies", "session", "streamed", "whole"]

@@ -74,6 +74,3 @@ def _label(case: Case) -> str:
     parts += [f"DDR {sizes.ddr:,}"] if sizes.ddr else []
     parts += [f"NVMe {sizes.nvme:,}"] if sizes.nvme else []
     return "\n+ ".join(parts)
-
-
-__all__ = ["draw"]

@@ -152,6 +152,3 @@ def _report(cases: Sequence[Case], *, quick: bool) -> Report:
     )
     not_run = {"whole traces": f"--quick: the first {_QUICK_REQUESTS} requests of each"} if quick else {}
     return Report(bench=NAME, host=Host.here(), metrics=metrics, grids=(grid,), not_run=not_run)
-
-
-__all__ = ["NAME", "Case", "HierarchyPlan", "run"]

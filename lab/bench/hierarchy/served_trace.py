@@ -348,6 +348,3 @@ def _key(content: int) -> BlockHash:
 
 def _share(part: int, whole: int) -> float:
     return part / whole if whole else 0.0
-
-
-__all__ = ["Served", "Sizes", "Tokens", "TracedEngine", "serve"]

@@ -156,6 +156,3 @@ def _on_seeds(plan: AdaptivePlan, choice: PolicySpec, say: Progress) -> Iterator
 
 def _sentence(each: Beside) -> str:
     return f"{each.workload} by {each.order}, {each.capacity_blocks} blocks: {100 * each.gain:+.2f} % of LRU's tokens"
-
-
-__all__ = ["CAPACITIES", "FLOOR", "NAME", "TARGET", "AdaptivePlan", "Beside", "run"]

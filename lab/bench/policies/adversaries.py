@@ -95,5 +95,3 @@ HABITS: dict[str, Callable[[Workload], list[int]]] = {
     "agents": Workload.agents,
     "giants": Workload.giants,
 }
-
-__all__ = ["BLOCK_TOKENS", "HABITS", "Workload"]

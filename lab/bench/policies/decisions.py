@@ -198,6 +198,3 @@ def _times(policy: str, blocks: int, victims: int, took: list[Took]) -> Decision
         interrupted=sum(each.interrupted for each in took),
         loop_p99_us=sorted(each.loop_s * 1e6 for each in took)[len(took) * 99 // 100],
     )
-
-
-__all__ = ["DecisionTimes", "FullCache", "Took", "measure"]

@@ -63,6 +63,3 @@ def run(say: Progress, *, quick: bool = False, policies: Sequence[str] | None = 
 
 def _make(name: str, blocks: int) -> EvictionPolicy:
     return make_policy(name, capacity_blocks=blocks)
-
-
-__all__ = ["MANY", "NAME", "run"]

@@ -37,6 +37,3 @@ def run(say: Progress, *, candidates: str = CANDIDATES, quick: bool = False) -> 
     )
     not_run = {"full shadows": "--quick: they may not have begun to evict"} if quick else {}
     return Report(bench=NAME, host=Host.here(), metrics=metrics, grids=(grid,), not_run=not_run)
-
-
-__all__ = ["CANDIDATES", "NAME", "run"]

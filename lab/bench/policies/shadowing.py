@@ -80,6 +80,3 @@ def _prompts(rng: random.Random, most_blocks: int) -> Iterator[list[bytes]]:
         if len(chat) < most_blocks:
             chat.extend(new(_TURN_BLOCKS))
         yield list(chat)
-
-
-__all__ = ["ShadowCost", "measure"]

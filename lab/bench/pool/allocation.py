@@ -175,6 +175,3 @@ def _stream(requests: Iterator[_Running], plan: AllocationPlan, calls: _PoolCall
             pinned -= len(chosen.blocks)
             calls.end(chosen)
     return timings
-
-
-__all__ = ["BLOCK_TOKENS", "CHUNK_BLOCKS", "SPEC", "AllocationPlan", "Timings", "time_manager", "time_pool", "timer_ns"]

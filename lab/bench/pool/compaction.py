@@ -119,6 +119,3 @@ def _allocations(pool: KVPool, rng: random.Random, counts: list[int]) -> tuple[l
             took_s.append(ended - started)
         pool.release(path.block_ids)
     return took_s, refused
-
-
-__all__ = ["SPECS", "Compaction", "CompactionPlan", "run"]

@@ -31,12 +31,14 @@ class Workload:
 
 
 def azure(path: Path) -> Iterator[Length]:
+    """Yield the lengths of Azure's trace, in CSV."""
     with gzip.open(path, "rt", encoding="utf-8", newline="") as lines:
         for row in csv.DictReader(lines):
             yield Length(int(row["ContextTokens"]), int(row["GeneratedTokens"]))
 
 
 def mooncake(path: Path) -> Iterator[Length]:
+    """Yield the lengths of one of Mooncake's traces."""
     with gzip.open(path, "rt", encoding="utf-8") as lines:
         for line in lines:
             said = json.loads(line)
@@ -44,6 +46,7 @@ def mooncake(path: Path) -> Iterator[Length]:
 
 
 def agentic(path: Path) -> Iterator[Length]:
+    """Yield the lengths of the trace of coding agents."""
     with gzip.open(path, "rt", encoding="utf-8") as lines:
         for line in lines:
             said = json.loads(line)
@@ -77,6 +80,3 @@ def drawn(*, requests: int = 5_000, seed: int = 0) -> Workload:
             for _ in range(requests)
         ),
     )
-
-
-__all__ = ["TRACES", "Length", "Workload", "drawn", "load"]

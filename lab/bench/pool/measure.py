@@ -163,6 +163,3 @@ def _parts(metrics: dict[str, float]) -> list[tuple[str, str, float]]:
 def _quantile(sorted_s: Sequence[float], q: float) -> float:
     """Return the q-quantile of sorted values (nearest rank); 0 of none."""
     return sorted_s[min(len(sorted_s) - 1, int(q * len(sorted_s)))] if sorted_s else 0.0
-
-
-__all__ = ["NAME", "AllocationTimes", "PoolMeasured", "PoolPlan", "run"]

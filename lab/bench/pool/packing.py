@@ -227,6 +227,3 @@ class _Engine:
         self._layout.end(active, written_tokens=active.tokens)
         self._running.remove(active)
         return False
-
-
-__all__ = ["WATERMARK", "Packing", "PackingPlan", "last_block_loss", "pack_blocks", "pack_slots"]

@@ -36,6 +36,3 @@ def run(plan: pool.PoolPlan, say: pool.Progress) -> Report:
         rows=tuple(astuple(each) for each in measured.allocations),
     )
     return Report(bench=pool.NAME, host=Host.here(), metrics=measured.metrics, grids=(times,))
-
-
-__all__ = ["run", "workloads"]

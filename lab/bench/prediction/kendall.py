@@ -48,6 +48,3 @@ def _sorted(values: list[float]) -> tuple[list[float], int]:
             merged.append(right[at_right])
             at_right += 1
     return [*merged, *left[at_left:], *right[at_right:]], swaps
-
-
-__all__ = ["kendall_tau"]

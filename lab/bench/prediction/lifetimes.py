@@ -135,6 +135,3 @@ def _before(request: Request, chats: dict[int, _Turn]) -> _Turn | None:
 def _follow(request: Request, chats: dict[int, _Turn], turn: _Turn) -> None:
     for block in request.block_ids[1:]:
         chats[block] = turn
-
-
-__all__ = ["AZURE", "NEVER_S", "Lifetime", "answers", "known_in_order", "read_azure_answers", "returns"]

@@ -131,6 +131,3 @@ def announced(requests: Sequence[Request], *, capacity_blocks: int, queue: int =
             tier.prefetch(requests[place + queue].block_ids)
         tier.serve(request.block_ids)
     return tier.score()
-
-
-__all__ = ["PrefetchScore", "announced", "speculative"]

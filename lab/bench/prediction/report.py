@@ -132,6 +132,3 @@ def _read(folder: Path | None) -> tuple[list[Request], list[Request], list[Lifet
         read_by_time(folder / AGENTIC),
         list(read_azure_answers(folder / AZURE)),
     )
-
-
-__all__ = ["BASELINE", "NAME", "PREDICTORS", "PredictPlan", "run"]

@@ -115,6 +115,3 @@ def _calibration_error(confidences: Sequence[float], near: Sequence[bool]) -> fl
         ranges[min(_BINS - 1, int(confidence * _BINS))].append((confidence, within))
     apart = sum(abs(sum(confidence - within for confidence, within in each)) for each in ranges)
     return apart / len(confidences)
-
-
-__all__ = ["PredictionScore", "score"]

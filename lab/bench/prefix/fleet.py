@@ -183,6 +183,3 @@ def _empty(index: ResidencyIndex, talks: Sequence[_Conversation]) -> float:
         for instance, event in events:
             index.apply(instance, event)
         return len(events) / (time.perf_counter() - started)
-
-
-__all__ = ["FleetPlan", "lookups", "run"]

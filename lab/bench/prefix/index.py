@@ -153,6 +153,3 @@ def _walk(flat: dict[BlockHash, int], keys: Sequence[BlockHash]) -> int:
             break
         found += 1
     return found
-
-
-__all__ = ["IndexPlan", "memory", "run"]

@@ -63,6 +63,3 @@ class LmdeployTrie:
 
     def find(self, prompt: TrieSequence) -> int:
         return int(self._find(self, prompt, self._root))
-
-
-__all__ = ["LmdeployTrie", "TrieSequence"]

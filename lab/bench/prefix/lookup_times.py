@@ -73,15 +73,3 @@ def continued(prompt: Sequence[BlockHash], rng: random.Random) -> list[BlockHash
     """Return a prompt's first half, continued with unknown blocks to the same length."""
     half = len(prompt) // 2
     return [*prompt[:half], *random_keys(len(prompt) - half, rng)]
-
-
-__all__ = [
-    "BLOCK_TOKENS",
-    "LENGTHS",
-    "SYSTEM_BLOCKS",
-    "LookupTimes",
-    "Measured",
-    "Quantiles",
-    "continued",
-    "random_keys",
-]

@@ -59,6 +59,3 @@ def against_sglang(folder: Path, plan: RacePlan) -> tuple[LookupTimes, ...]:
 
 def _times(said: dict[str, Any]) -> LookupTimes:
     return LookupTimes(**(said | {name: Quantiles(**said[name]) for name in ("hit", "partial", "miss")}))
-
-
-__all__ = ["SGLANG", "against_sglang", "sglang_folder"]

@@ -170,6 +170,3 @@ def _conversations(plan: RacePlan, rng: random.Random) -> list["array[int]"]:
 
 def _random_tokens(count: int, rng: random.Random) -> "array[int]":
     return array("I", rng.choices(range(_VOCABULARY), k=count))
-
-
-__all__ = ["Contender", "HashedDict", "OurIndex", "RacePlan", "race"]

@@ -47,6 +47,3 @@ def replay(requests: Iterable[Request], *, capacity_blocks: int) -> ReplayResult
         token_hit_rate=hit_tokens / tokens,
         request_hit_rate=hit_requests / count,
     )
-
-
-__all__ = ["ReplayResult", "replay"]

@@ -170,6 +170,3 @@ def _replay_grid(replays: Sequence[_Replay]) -> Grid:
         for each in replays
     )
     return Grid(name="replays", columns=columns, rows=rows)
-
-
-__all__ = ["NAME", "SMALL_BLOCKS", "TRACES", "PrefixPlan", "Trace", "run"]

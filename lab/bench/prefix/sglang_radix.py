@@ -57,5 +57,3 @@ def main(plan: str, result: str) -> None:
 
 if __name__ == "__main__":
     main(*sys.argv[1:])
-
-__all__ = ["NAME", "SglangRadix", "main"]

@@ -82,6 +82,3 @@ def _request(rng: random.Random, number: int) -> IRRequest:
 
 def _median_us(took_s: Sequence[float]) -> float:
     return sorted(took_s)[len(took_s) // 2] * 1e6
-
-
-__all__ = ["BuildTimes", "measure"]

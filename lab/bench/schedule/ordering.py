@@ -94,6 +94,3 @@ def _waiting(queue: WaitingQueue, ids: list[WaitingId], rng: random.Random) -> W
         found = ids.pop()
         if found in queue:
             return found
-
-
-__all__ = ["LOOKED_AT", "STARTED", "OrderTimes", "arrivals", "measure"]

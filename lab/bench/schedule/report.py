@@ -302,6 +302,3 @@ def _grid(name: str, kind: type, rows: Sequence[object]) -> Grid:
 def all_strategies() -> tuple[str, ...]:
     """The names of those that ship."""
     return tuple(STRATEGIES)
-
-
-__all__ = ["NAME", "SchedulePlan", "all_strategies", "run"]

@@ -140,6 +140,3 @@ def _note(tally: _Tally, request: WaitingRequest, now_s: float) -> None:
         tally.high_s.append(wait_s)
     in_time = request.deadline_s is None or now_s <= request.deadline_s
     tally.in_time.setdefault(request.tenant, []).append(in_time)
-
-
-__all__ = ["DEADLINES_S", "EngineModel", "Served", "requests_of", "serve"]

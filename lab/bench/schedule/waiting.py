@@ -155,6 +155,3 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
-
-
-__all__ = ["BATCH", "PROMPT_TOKENS", "WaitingTimes", "main", "measure"]

@@ -276,6 +276,3 @@ def small_trace(folder: Path) -> Path:
     ]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     return path
-
-
-__all__ = ["NAME", "SUBJECTS", "Seen", "ServedPlan", "figures_of", "report_of", "run", "small_trace"]

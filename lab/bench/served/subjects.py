@@ -132,6 +132,3 @@ def _spec(name: str, command: tuple[str, ...], ready_url: str) -> ChildSpec:
         environment={**environment, "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"},
         ready_url=ready_url,
     )
-
-
-__all__ = ["OURS", "STOCK", "Peer", "Pool", "Served", "serving"]

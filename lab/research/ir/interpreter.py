@@ -97,6 +97,3 @@ class ReferenceRunner:
     def release(self, plan_id: PlanId) -> None:
         """See ``StepRunner``."""
         self.machine(plan_id).release()
-
-
-__all__ = ["ReferenceRunner", "check_batches", "interpret"]

@@ -257,6 +257,3 @@ def _symbol(request: IRRequest, place: int) -> Symbol:
         if place < prefix.end:
             return prefix.key, place
     return request.request_id, place
-
-
-__all__ = ["Answer", "Machine", "Outcome", "Symbol"]

@@ -79,6 +79,3 @@ def _work(node: IRNode, paces: Paces) -> tuple[Hashable | None, float]:
             return ("load", node.device), 0.0 if node.inputs else (end - start) * paces.load_s
         case _:
             return None, 0.0
-
-
-__all__ = ["Paces", "Timeline", "timeline"]

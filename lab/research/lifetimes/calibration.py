@@ -91,6 +91,3 @@ class CalibratedPredictor:
 
 def _range_of(sureness: float) -> int:
     return min(_RANGES - 1, max(0, int(sureness * _RANGES)))
-
-
-__all__ = ["HIGH_SHARE", "NEAR", "CalibratedPredictor"]

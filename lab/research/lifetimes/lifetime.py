@@ -93,15 +93,3 @@ class LifetimePredictor(Protocol):
 
     def update(self, features: LifetimeFeatures, lifetime: float) -> None:
         """Follow a lifetime that ended. ``ValueError`` for one that isn't > 0 and at most ``MOST_LIFETIME``."""
-
-
-__all__ = [
-    "MOST_LIFETIME",
-    "MOST_PAST",
-    "Estimate",
-    "Estimator",
-    "LifetimeFeatures",
-    "LifetimePrediction",
-    "LifetimePredictor",
-    "check_lifetime",
-]

@@ -66,6 +66,3 @@ class LogHistogram:
         if self.total > self._memory:
             self.counts = [count / 2 for count in self.counts]
             self.total /= 2
-
-
-__all__ = ["BUCKETS", "PER_DOUBLING", "LogHistogram", "bucket_at", "bucket_of", "mass_between", "middle_of", "start_of"]

@@ -170,6 +170,3 @@ def _network(torch: Any, kind: NetworkKind) -> Any:
 def estimators(kinds: Sequence[NetworkKind] = tuple(NetworkKind)) -> list[NetworkEstimator]:
     """Return one of each kind."""
     return [NetworkEstimator(kind) for kind in kinds]
-
-
-__all__ = ["NetworkEstimator", "NetworkKind", "estimators"]

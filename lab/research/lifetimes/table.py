@@ -117,6 +117,3 @@ def _contexts(features: LifetimeFeatures) -> Iterator[Hashable]:
 
 def _step(value: float, fineness: int) -> int:
     return int(math.log2(max(1.0, value)) * fineness)
-
-
-__all__ = ["ConstantEstimator", "TableEstimator", "estimate_of"]

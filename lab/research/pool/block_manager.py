@@ -299,14 +299,3 @@ class BlockManager:
         for block in blocks:
             if self.pool.space.spec(block) is not self.spec:
                 raise AllocationError(f"block {block} is of another kind than {self.spec}")
-
-
-__all__ = [
-    "IN_PLACE",
-    "BlockCopy",
-    "BlockManager",
-    "BlockTable",
-    "Extension",
-    "RequestState",
-    "Resumption",
-]

@@ -162,6 +162,3 @@ class BuddyAllocator:
                 order = min(order, (start & -start).bit_length() - 1)
             self._free[order].append(start)
             start += 1 << order
-
-
-__all__ = ["BuddyAllocator"]

@@ -181,6 +181,3 @@ class _Holes:
             filled.append((window, run))
             moves.append(Relocation(block.block, block.start, window.start + hole, block.order))
         return moves
-
-
-__all__ = ["Compactor", "Relocation", "plan_clearing", "plan_moves"]

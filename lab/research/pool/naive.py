@@ -118,6 +118,3 @@ class NaiveTokens:
 
     def free(self, request_id: str) -> None:
         self.owners = [None if owner == request_id else owner for owner in self.owners]
-
-
-__all__ = ["NaivePool", "NaiveTokens", "NaiveUnits"]

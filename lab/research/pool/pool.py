@@ -410,6 +410,3 @@ def _must_be_distinct(path: Sequence[BlockId]) -> None:
 
 def _run_bytes(space: BlockSpace, spec: BlockSpec) -> int:
     return space.capacity_bytes // space.units << space.order(spec)
-
-
-__all__ = ["DISCARDED", "FREED", "AllocationResult", "KVPool", "Mark", "OnEnded", "ignore"]

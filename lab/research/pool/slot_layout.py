@@ -105,6 +105,3 @@ class SlotLayout:
         if slot is None:
             raise RequestError(f"request {request_id} has no slot (freed already, or never allocated)")
         return slot
-
-
-__all__ = ["SlotLayout"]

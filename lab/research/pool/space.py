@@ -350,6 +350,3 @@ def unit_for(sizes_bytes: Sequence[int], align_bytes: int) -> int:
         return max((unit << order_for(size, unit)) / size for size in sizes_bytes)
 
     return min(proposals, key=lambda unit: (worst_loss(unit), -unit))
-
-
-__all__ = ["BlockRegion", "BlockSpace", "BlockSpec", "PlacedBlock", "SlotSpace", "order_for", "unit_for"]

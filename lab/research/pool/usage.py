@@ -49,6 +49,3 @@ class PoolCounters:
     evicted_blocks: int = 0
     cleared_blocks: int = 0
     """Of the evicted: those chosen for their place, since a large run was wanted and no other way led there."""
-
-
-__all__ = ["Fragmentation", "PoolCounters", "Utilization"]

@@ -84,6 +84,3 @@ class Ages:
             must(node in self._tree, "the list has a node that is not held")
             parent = node.parent
             must(parent is None or parent.pins > 0 or ages[parent] > age, "a parent is older than its child")
-
-
-__all__ = ["Ages"]

@@ -116,17 +116,3 @@ def key_of(block: HeldBlock) -> BlockHash:
 
 def _digest(body: bytes) -> bytes:
     return blake2b(body, digest_size=_DIGEST_BYTES).digest()
-
-
-__all__ = [
-    "MAX_PINS",
-    "PIECE_ITEMS",
-    "Contents",
-    "HeldBlock",
-    "HeldEntry",
-    "decode",
-    "encode",
-    "key_of",
-    "let_go",
-    "pieces",
-]

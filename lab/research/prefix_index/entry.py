@@ -105,6 +105,3 @@ class Lease:
 
     lease_id: LeaseId
     hit: PrefixHit
-
-
-__all__ = ["EntryId", "HeldPrefix", "Insertion", "LeadingIds", "Lease", "LeaseId", "PrefixEntry", "PrefixHit"]

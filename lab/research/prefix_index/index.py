@@ -408,6 +408,3 @@ def _hit(path: Sequence[Node], block_size_tokens: int, prompt_tokens: int, confi
         kv_block_ids=tuple(node.block_id for node in path),
         block_hashes=tuple(node.key for node in path),
     )
-
-
-__all__ = ["PrefixReuseIndex"]

@@ -63,14 +63,3 @@ def checked_prompt_tokens(prompt_tokens: int, blocks: int, block_size_tokens: in
 def metadata_bytes(metadata: Mapping[str, str]) -> int:
     """Return what holding an entry's metadata costs, the texts' own objects included."""
     return sys.getsizeof(metadata) + sum(sys.getsizeof(text) for item in metadata.items() for text in item)
-
-
-__all__ = [
-    "MAX_METADATA_BYTES",
-    "MAX_METADATA_ITEMS",
-    "checked_block_ids",
-    "checked_capacity",
-    "checked_metadata",
-    "checked_prompt_tokens",
-    "metadata_bytes",
-]

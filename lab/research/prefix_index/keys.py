@@ -104,6 +104,3 @@ class BlockKeys:
 def _must_be_packed(tokens: bytes) -> None:
     if len(tokens) % TOKEN_BYTES:
         raise ValueError(f"{len(tokens)} bytes are no packed tokens: each has {TOKEN_BYTES}")
-
-
-__all__ = ["BlockKeys", "ChainHasher"]

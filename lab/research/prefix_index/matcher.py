@@ -74,6 +74,3 @@ class PrefixMatcher:
             kv_block_ids=hit.kv_block_ids[:good],
             block_hashes=hit.block_hashes[:good],
         )
-
-
-__all__ = ["HASH_CONFIDENCE", "KnowsLineage", "Lineage", "PrefixMatcher"]

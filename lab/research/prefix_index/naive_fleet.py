@@ -50,6 +50,3 @@ class NaiveFleetIndex:
 
     def blocks_held(self, instance: InstanceId) -> Mapping[CacheTier, int]:
         return {tier: len(blocks) for tier, blocks in self._held.get(instance, {}).items() if blocks}
-
-
-__all__ = ["NaiveFleetIndex"]

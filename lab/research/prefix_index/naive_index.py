@@ -338,6 +338,3 @@ class NaivePrefixReuseIndex:
             kv_block_ids=tuple(block.block_id for block in path),
             block_hashes=tuple(block.key for block in path),
         )
-
-
-__all__ = ["NaivePrefixReuseIndex"]

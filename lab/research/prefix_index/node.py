@@ -51,6 +51,3 @@ class Node:
         while node is not None:
             yield node
             node = node.parent
-
-
-__all__ = ["Node"]

@@ -99,6 +99,3 @@ class PrefixIndex(Protocol):
 
     def check_integrity(self) -> None:
         """Raise ``AssertionError`` when what is held contradicts itself. O(everything)."""
-
-
-__all__ = ["PrefixIndex"]

@@ -86,6 +86,3 @@ class PrefixTree:
                 must(node.parent in self, "a parent is not held")
                 with_parent += 1
         must(with_parent == known_to_parent, "a parent doesn't know its child")
-
-
-__all__ = ["PrefixTree"]

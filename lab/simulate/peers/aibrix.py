@@ -39,6 +39,3 @@ class AibrixPrefixCache:
 
 def _by_match(each: Candidate) -> tuple[int, int, int]:
     return -each.expected_tokens, each.running, each.last_request
-
-
-__all__ = ["DEVIATIONS", "IMBALANCE", "AibrixPrefixCache"]

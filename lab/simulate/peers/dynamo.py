@@ -37,6 +37,3 @@ class DynamoCost:
         self._held.placed(chosen.instance, prompt)
         basis = "prefix" if chosen.expected_tokens else "load"
         return Decision(candidate=chosen, basis=basis, reason="lowest_cost")
-
-
-__all__ = ["CREDIT", "DynamoCost"]

@@ -29,6 +29,3 @@ class HeldPrompts:
         while len(prompts) > candidate.running:
             self._tokens[candidate.instance] -= prompts.popleft()
         return self._tokens[candidate.instance]
-
-
-__all__ = ["HeldPrompts"]

@@ -50,6 +50,3 @@ class LlmDScorers:
 
 def _queued(each: Candidate) -> int:
     return max(0, each.running - each.slots) if each.slots else 0
-
-
-__all__ = ["KV_USE", "PREFIX", "QUEUE", "LlmDScorers"]

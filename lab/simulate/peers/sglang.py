@@ -36,6 +36,3 @@ class SglangCacheAware:
 
 def _load(each: Candidate) -> tuple[int, int]:
     return each.running, each.last_request
-
-
-__all__ = ["BALANCE_ABS", "BALANCE_REL", "CACHE_THRESHOLD", "SglangCacheAware"]

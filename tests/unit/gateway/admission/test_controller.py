@@ -18,12 +18,13 @@ from gateway.admission import (
     QueueRules,
 )
 from gateway.errors import InvalidRequestError, NoInstanceError, NotFoundError, RateLimitedError
-from gateway.limits import Priority, SloClass, TenantLimits
+from gateway.limits import SloClass, TenantLimits
 from gateway.registry import InstanceSpec, LoadTracker, Model, ProbeResult, Registry
 from gateway.registry.checks import CheckRules
 from gateway.types import Tenant, TenantId, Usage
 from kvcontrol.core.control import InstanceStats, LoadStats
 from kvcontrol.core.ids import InstanceId
+from kvcontrol.core.priority import Priority
 from tests.unit.gateway.admission.test_limiter import reporting
 
 USAGE = Usage(prompt_tokens=10, completion_tokens=5, cached_tokens=0)

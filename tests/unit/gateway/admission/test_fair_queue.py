@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.admission.fair_queue import FairQueue, Waiting
-from gateway.limits import Priority
 from gateway.types import TenantId
+from kvcontrol.core.priority import Priority
 from tests.support.examples import examples
 
 LEVELS = {Priority.HIGH: 0, Priority.NORMAL: 1, Priority.LOW: 2}

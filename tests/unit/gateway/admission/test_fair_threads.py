@@ -11,8 +11,9 @@ import pytest
 
 from gateway.admission.fair_threads import LONG_BYTES, FairThreads
 from gateway.errors import RateLimitedError
-from gateway.limits import Priority, TenantLimits
+from gateway.limits import TenantLimits
 from gateway.types import Tenant, TenantId
+from kvcontrol.core.priority import Priority
 
 LIMIT_S = 30.0
 

@@ -22,7 +22,7 @@ from kvcontrol.kv_policy import (
     S3FifoPolicy,
     make_policy,
 )
-from kvcontrol.kv_policy.registry import MOST_CAPACITY_BLOCKS
+from kvcontrol.kv_policy.allowed import MOST_CAPACITY_BLOCKS
 
 
 @pytest.mark.parametrize("name", POLICIES)

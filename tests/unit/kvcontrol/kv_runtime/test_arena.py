@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from kvcontrol.kv_runtime import ArenaError, BlockFileSpec, BlockStatus, HostArena, Move, Recovered, checksum
-from kvcontrol.kv_runtime.arena import PAGE_BYTES
 from kvcontrol.kv_runtime.backends.torch import TorchBackend
-from kvcontrol.kv_runtime.header import header_bytes_for
+from kvcontrol.kv_runtime.header import PAGE_BYTES, header_bytes_for
 from tests.support import block_writer
 from tests.support.killed import write_and_kill
 from tests.support.kv_blocks import get, pool_rows, put, random_block

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from kvcontrol.kv_runtime.block_file import PAGE_BYTES, BlockFile, BlockFileSpec
+from kvcontrol.kv_runtime.block_file import BlockFile, BlockFileSpec
 from kvcontrol.kv_runtime.errors import BlockFileError
+from kvcontrol.kv_runtime.header import PAGE_BYTES
 from tests.support.small_disk import small_disk
 
 

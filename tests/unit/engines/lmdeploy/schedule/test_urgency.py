@@ -11,9 +11,9 @@ from engines.lmdeploy.schedule import urgency
 from engines.lmdeploy.schedule.urgency import CARRIED_URGENCY
 from engines.requests.headers import HeaderMiddleware
 from engines.requests.urgency import ORDINARY, URGENCY, Urgency, UrgencyError, urgency_of_headers
-from gateway.limits import Priority as GatewayPriority
 from gateway.upstream.urgency import urgency_headers
 from kvcontrol.core.priority import Priority
+from kvcontrol.core.priority import Priority as GatewayPriority
 
 PRIORITY = b"x-kvgate-priority"
 DEADLINE = b"x-kvgate-deadline-ms"

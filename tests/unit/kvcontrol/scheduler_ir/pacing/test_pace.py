@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvcontrol.kv_policy.registry import PolicyError
+from kvcontrol.kv_policy.allowed import PolicyError
 from kvcontrol.scheduler_ir.pacing import (
     MOST_OWED,
     ActiveChunk,
