@@ -1,7 +1,7 @@
 """Requests as graphs of steps: what is computed, moved and answered where, and in which order."""
 
 from kvcontrol.scheduler_ir.builder import IRBuilder
-from kvcontrol.scheduler_ir.executor import ExecutorAPI, PlanState, PlanStatus, StepExecutor, StepRunner
+from kvcontrol.scheduler_ir.executor import ExecutorAPI, PlanState, PlanStatus
 from kvcontrol.scheduler_ir.graph import IRGraph
 from kvcontrol.scheduler_ir.nodes import (
     DecodeConfig,
@@ -27,16 +27,6 @@ from kvcontrol.scheduler_ir.optimizer import (
     PassReport,
     Rewritten,
 )
-from kvcontrol.scheduler_ir.passes import (
-    BatchingEfficiencyPass,
-    FuseTransfersPass,
-    LifetimeAwarePass,
-    MemoryAwarePreemptionPass,
-    OverlapPass,
-    PrefixCacheAwarePass,
-    PriorityBasedPass,
-    all_passes,
-)
 from kvcontrol.scheduler_ir.pd_separation import (
     HybridOnly,
     PDSeparator,
@@ -46,12 +36,12 @@ from kvcontrol.scheduler_ir.pd_separation import (
     SplitReason,
     ThresholdSeparator,
 )
-from kvcontrol.scheduler_ir.plan import ExecutionPlan, Leg, LegKind, PlanId, legs_of
+from kvcontrol.scheduler_ir.plan import ExecutionPlan, Leg, LegKind, PlanId
+from kvcontrol.scheduler_ir.prefix_cache import PrefixCacheAwarePass
 from kvcontrol.scheduler_ir.request import CachedRun, Handover, IRRequest, Placement, SharedPrefix
-from kvcontrol.scheduler_ir.text import parse, render
+from kvcontrol.scheduler_ir.text import render
 
 __all__ = [
-    "BatchingEfficiencyPass",
     "CachedRun",
     "DecodeConfig",
     "Device",
@@ -59,7 +49,6 @@ __all__ = [
     "EvictConfig",
     "ExecutionPlan",
     "ExecutorAPI",
-    "FuseTransfersPass",
     "Handover",
     "HybridOnly",
     "IRBuilder",
@@ -72,13 +61,10 @@ __all__ = [
     "JoinConfig",
     "Leg",
     "LegKind",
-    "LifetimeAwarePass",
     "LoadConfig",
-    "MemoryAwarePreemptionPass",
     "NodeConfig",
     "NodeType",
     "Optimized",
-    "OverlapPass",
     "PDSeparator",
     "PassContext",
     "PassReport",
@@ -90,19 +76,13 @@ __all__ = [
     "PlanStatus",
     "PrefillConfig",
     "PrefixCacheAwarePass",
-    "PriorityBasedPass",
     "Rewritten",
     "SharedPrefix",
     "Side",
     "Split",
     "SplitReason",
-    "StepExecutor",
-    "StepRunner",
     "ThresholdSeparator",
     "TransferConfig",
     "ValueName",
-    "all_passes",
-    "legs_of",
-    "parse",
     "render",
 ]

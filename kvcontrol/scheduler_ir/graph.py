@@ -5,7 +5,7 @@ allow, so the order of the nodes *is* the schedule, and a pass changes the sched
 those that give what it takes; one that uses a value up also depends on everything else that takes that value.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol, TypeVar
 
 from kvcontrol.core.shown import MOST_SHOWN, shown
@@ -26,7 +26,7 @@ class IROptimizing(Protocol):
 class IRGraph:
     """Nodes, and the values that leave the graph (``results``): answers, and KV that stays.
 
-    Equal are graphs of equal nodes in equal order; ``same_structure`` looks past the names of values.
+    Equal are graphs of equal nodes in equal order.
     Raises ``IRError`` for a value that is given twice, taken and never given, taken after it was used up, given and
     neither taken nor a result; and for a cycle, with its path.
     """
@@ -103,20 +103,6 @@ class IRGraph:
         """Return a graph that means the same and should cost less; this one doesn't change."""
         return optimizer.optimize(self)
 
-    def same_structure(self, other: "IRGraph") -> bool:
-        """Whether both are the same steps in the same topological order, whatever their values are called."""
-        return self.canonical() == other.canonical()
-
-    def canonical(self) -> "IRGraph":
-        """Return this graph with its nodes in topological order and its values named 0, 1, ... in that order."""
-        names: dict[ValueName, ValueName] = {}
-        for node in self:
-            for value in node.outputs:
-                names[value] = ValueName(str(len(names)))
-        return IRGraph(
-            [renamed(node, names) for node in self], sorted((names[each] for each in self._results), key=int)
-        )
-
     def _index(self) -> None:
         for index, node in enumerate(self._nodes):
             node.check()
@@ -163,14 +149,3 @@ def _all_of(what: str, given: Iterable[_T], kind: type) -> tuple[_T, ...]:
         if not isinstance(each, kind):
             raise IRError(f"{what}: {shown(each)} is no {kind.__name__}")
     return found
-
-
-def renamed(node: IRNode, names: Mapping[ValueName, ValueName]) -> IRNode:
-    """Return a node whose values have other names; those that ``names`` doesn't have keep theirs."""
-    return IRNode(
-        node_type=node.node_type,
-        inputs=tuple(names.get(each, each) for each in node.inputs),
-        outputs=tuple(names.get(each, each) for each in node.outputs),
-        config=node.config,
-        device=node.device,
-    )

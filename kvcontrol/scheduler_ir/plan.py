@@ -7,20 +7,17 @@ A gateway can't tell an engine to run single steps: it calls instances, and each
     separated   PREFILL(load, prefill)  HANDOVER(transfer, evict)  ANSWER(load, decode)
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NewType
 
 from kvcontrol.core.ids import InstanceId
 from kvcontrol.core.roles import KVTransport
-from kvcontrol.core.shown import shown
 from kvcontrol.scheduler_ir.graph import IRGraph
-from kvcontrol.scheduler_ir.nodes import Device, IRError, IRNode, NodeType, TransferConfig
+from kvcontrol.scheduler_ir.nodes import Device, NodeType
 
 PlanId = NewType("PlanId", str)
-
-_COMPUTING = frozenset({NodeType.LOAD, NodeType.PREFILL})
 
 
 class LegKind(StrEnum):
@@ -96,61 +93,3 @@ class ExecutionPlan:
     def before_answer(self) -> tuple[Leg, ...]:
         """The legs that come before it; none in a hybrid plan."""
         return self.legs[:-1]
-
-    @classmethod
-    def of(cls, plan_id: PlanId, graph: IRGraph) -> "ExecutionPlan":
-        """Return the plan of a graph for one request, or for several that are answered by one instance."""
-        decoding = {node.device for node in graph if node.node_type is NodeType.DECODE}
-        if len(decoding) != 1:
-            raise IRError(f"plan {shown(plan_id)}: its answers come from {len(decoding)} instances; a plan has one")
-        return cls(
-            plan_id=plan_id,
-            request_ids=graph.request_ids,
-            target_instance_id=InstanceId(decoding.pop()),
-            legs=legs_of(graph),
-            graph=graph,
-        )
-
-
-def legs_of(graph: IRGraph) -> tuple[Leg, ...]:
-    """Return the calls that carry out a graph. Raises ``IRError`` when nothing in it answers.
-
-    All steps of one device on one side of a handover are one leg: the engine that is called orders them itself.
-    """
-    nodes = graph.topological_order()
-    answering = [node.device for node in nodes if node.node_type is NodeType.DECODE]
-    if not answering:
-        raise IRError("the graph has no decode: it answers nothing")
-    answer = answering[0]
-    others = [node for node in nodes if node.device != answer]
-    legs: list[Leg] = []
-    for device in dict.fromkeys(node.device for node in others):
-        legs += _handing_over(device, [node for node in others if node.device == device])
-    own = [node for node in nodes if node.device == answer]
-    legs.append(Leg(kind=LegKind.ANSWER, device=answer, steps=_kinds(own)))
-    return tuple(legs)
-
-
-def _handing_over(device: Device, nodes: Sequence[IRNode]) -> list[Leg]:
-    transfers = [node.config for node in nodes if isinstance(node.config, TransferConfig)]
-    computing = [node for node in nodes if node.node_type in _COMPUTING]
-    legs = []
-    if computing:
-        transport = transfers[0].transport if transfers else None
-        legs.append(Leg(kind=LegKind.PREFILL, device=device, steps=_kinds(computing), transport=transport))
-    if transfers:
-        legs.append(
-            Leg(
-                kind=LegKind.HANDOVER,
-                device=device,
-                steps=_kinds(node for node in nodes if node.node_type not in _COMPUTING),
-                target=transfers[0].target,
-                transport=transfers[0].transport,
-            )
-        )
-    return legs
-
-
-def _kinds(nodes: Iterable[IRNode]) -> tuple[NodeType, ...]:
-    """The kinds of steps, each once, in order: chunks of a prompt and several requests are the engine's affair."""
-    return tuple(dict.fromkeys(node.node_type for node in nodes))

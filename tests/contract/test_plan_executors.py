@@ -14,10 +14,11 @@ from kvcontrol.scheduler_ir import (
     Placement,
     PlanId,
     PlanState,
-    StepExecutor,
-    parse,
 )
+from lab.research.ir.executor import StepExecutor
 from lab.research.ir.interpreter import ReferenceRunner
+from lab.research.ir.legs import plan_of
+from lab.research.ir.reader import parse
 
 D = Device("d")
 REQUEST = IRRequest(request_id="r", prompt_tokens=20, max_tokens=4, placement=Placement(answer=D))
@@ -45,7 +46,7 @@ def subject(request: pytest.FixtureRequest) -> Stepping:
 
 
 def plan(name: str = "p") -> ExecutionPlan:
-    return ExecutionPlan.of(PlanId(name), IRBuilder().build([REQUEST]))
+    return plan_of(PlanId(name), IRBuilder().build([REQUEST]))
 
 
 def test_a_plan_is_queued_runs_and_is_done(subject: Stepping) -> None:
@@ -93,7 +94,7 @@ def test_a_plan_whose_step_cannot_be_carried_out_fails_with_the_reason_and_lets_
         "%a = prefill @d {request=r, start=0, end=10}\n"
         "%x, %y = decode(%a) @d {request=r, start=20, max_tokens=4}\nresults %x, %y\n"
     )
-    subject.executor.submit_plan(ExecutionPlan.of(PlanId("bad"), graph))
+    subject.executor.submit_plan(plan_of(PlanId("bad"), graph))
     subject.executor.submit_plan(plan("good"))
     while subject.advance():
         pass

@@ -18,8 +18,8 @@ from kvcontrol.scheduler_ir import (
     PassContext,
     Placement,
     SharedPrefix,
-    all_passes,
 )
+from lab.research.ir.passes import all_passes
 
 _LIMITS = DeviceLimits(
     capacity_tokens=200_000, prefill_batch_tokens=8192, decode_batch_requests=64, spill=CacheTier.DDR

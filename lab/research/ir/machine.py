@@ -28,7 +28,8 @@ from kvcontrol.scheduler_ir.nodes import (
 )
 from kvcontrol.scheduler_ir.optimizer import DeviceLimits
 from kvcontrol.scheduler_ir.request import IRRequest
-from kvcontrol.scheduler_ir.spans import KvSpan, covered, given_span
+from kvcontrol.scheduler_ir.spans import KvSpan
+from lab.research.ir.spans import covered, given_span
 
 Symbol = tuple[bytes | str, int]
 """What a token's KV was computed from: a shared prefix or a request of its own, and its place."""

@@ -17,6 +17,7 @@ from kvcontrol.scheduler_ir import (
     PlanId,
     PlanState,
 )
+from lab.research.ir.legs import plan_of
 
 P = PlanId("p")
 
@@ -25,7 +26,7 @@ def plan(name: str = "p") -> ExecutionPlan:
     handover = Handover(prefill=Device("p0"), transport=KVTransport.TIERS)
     placement = Placement(answer=Device("d0"), handover=handover)
     request = IRRequest(request_id="r", prompt_tokens=20, max_tokens=4, placement=placement)
-    return ExecutionPlan.of(PlanId(name), IRBuilder().build([request]))
+    return plan_of(PlanId(name), IRBuilder().build([request]))
 
 
 class Request:

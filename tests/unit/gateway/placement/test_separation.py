@@ -22,9 +22,9 @@ from kvcontrol.scheduler_ir import (
     Placement,
     SplitReason,
     ThresholdSeparator,
-    legs_of,
     render,
 )
+from lab.research.ir.legs import legs_of
 from tests.unit.gateway.placement.test_planner import COSTS, World, instance
 
 SIZE = RequestSize(request_id="r", prompt_tokens=500, max_tokens=64, separable=True)

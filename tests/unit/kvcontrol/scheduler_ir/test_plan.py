@@ -14,9 +14,9 @@ from kvcontrol.scheduler_ir import (
     NodeType,
     Placement,
     PlanId,
-    legs_of,
-    parse,
 )
+from lab.research.ir.legs import legs_of, plan_of
+from lab.research.ir.reader import parse
 
 P, D = Device("p0"), Device("d0")
 
@@ -26,7 +26,7 @@ def graph(placement: Placement) -> IRGraph:
 
 
 def test_a_hybrid_plan_is_one_call() -> None:
-    plan = ExecutionPlan.of(PlanId("p"), graph(Placement(answer=D)))
+    plan = plan_of(PlanId("p"), graph(Placement(answer=D)))
     assert plan.legs == (Leg(kind=LegKind.ANSWER, device=D, steps=(NodeType.PREFILL, NodeType.DECODE)),)
     assert plan.before_answer == ()
     assert plan.answer.device == plan.target_instance_id == "d0"
@@ -35,7 +35,7 @@ def test_a_hybrid_plan_is_one_call() -> None:
 
 @pytest.mark.parametrize("transport", KVTransport)
 def test_a_separated_plan_computes_hands_over_and_answers(transport: KVTransport) -> None:
-    plan = ExecutionPlan.of(PlanId("p"), graph(Placement(answer=D, handover=Handover(prefill=P, transport=transport))))
+    plan = plan_of(PlanId("p"), graph(Placement(answer=D, handover=Handover(prefill=P, transport=transport))))
     assert plan.before_answer == (
         Leg(kind=LegKind.PREFILL, device=P, steps=(NodeType.PREFILL,), transport=transport),
         Leg(
@@ -83,4 +83,4 @@ def test_a_plan_is_answered_by_one_instance() -> None:
         ]
     )
     with pytest.raises(IRError, match="its answers come from 2 instances"):
-        ExecutionPlan.of(PlanId("p"), two)
+        plan_of(PlanId("p"), two)

@@ -3,7 +3,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvcontrol.core.roles import KVTransport
-from kvcontrol.scheduler_ir import Device, Handover, IRBuilder, IRError, IRRequest, Placement, parse, render
+from kvcontrol.scheduler_ir import Device, Handover, IRBuilder, IRError, IRRequest, Placement, render
+from lab.research.ir.reader import parse
 
 SEPARATED = """\
 %kv = prefill @p0 {request=r1, start=0, end=2048}

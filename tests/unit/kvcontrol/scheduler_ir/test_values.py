@@ -31,9 +31,9 @@ from kvcontrol.scheduler_ir import (
     ThresholdSeparator,
     TransferConfig,
     ValueName,
-    parse,
 )
 from kvcontrol.scheduler_ir.strategies import EngineView, WaitingId, WaitingRequest, make_strategy
+from lab.research.ir.reader import parse
 from lab.research.ir.timeline import Paces
 
 A, B = Device("a"), Device("b")

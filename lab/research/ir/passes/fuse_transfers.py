@@ -12,7 +12,8 @@ from kvcontrol.scheduler_ir.nodes import (
     ValueName,
 )
 from kvcontrol.scheduler_ir.optimizer import PassContext, Rewritten
-from kvcontrol.scheduler_ir.spans import Namer, joining, spans_of
+from kvcontrol.scheduler_ir.spans import Namer
+from lab.research.ir.spans import joining, spans_of
 
 
 class FuseTransfersPass:

@@ -13,21 +13,21 @@ from kvcontrol.scheduler_ir import (
     IRRequest,
     PassContext,
     Placement,
+    PrefixCacheAwarePass,
     SharedPrefix,
-    parse,
     render,
 )
 from kvcontrol.scheduler_ir.nodes import NodeType
-from kvcontrol.scheduler_ir.passes import (
+from lab.research.ir.interpreter import interpret
+from lab.research.ir.passes import (
     BatchingEfficiencyPass,
     FuseTransfersPass,
     MemoryAwarePreemptionPass,
     OverlapPass,
-    PrefixCacheAwarePass,
     PriorityBasedPass,
     all_passes,
 )
-from lab.research.ir.interpreter import interpret
+from lab.research.ir.reader import parse
 from lab.research.ir.timeline import Paces, timeline
 from tests.support.examples import examples
 from tests.support.ir_requests import contexts, several

@@ -1,13 +1,13 @@
 """What makes a graph better without changing what it means: one pass a file."""
 
 from kvcontrol.scheduler_ir.optimizer import IRPass
-from kvcontrol.scheduler_ir.passes.batching import BatchingEfficiencyPass
-from kvcontrol.scheduler_ir.passes.fuse_transfers import FuseTransfersPass
-from kvcontrol.scheduler_ir.passes.lifetime import LifetimeAwarePass
-from kvcontrol.scheduler_ir.passes.memory import MemoryAwarePreemptionPass
-from kvcontrol.scheduler_ir.passes.overlap import OverlapPass
-from kvcontrol.scheduler_ir.passes.prefix_cache import PrefixCacheAwarePass
-from kvcontrol.scheduler_ir.passes.priority import PriorityBasedPass
+from kvcontrol.scheduler_ir.prefix_cache import PrefixCacheAwarePass
+from lab.research.ir.passes.batching import BatchingEfficiencyPass
+from lab.research.ir.passes.fuse_transfers import FuseTransfersPass
+from lab.research.ir.passes.lifetime import LifetimeAwarePass
+from lab.research.ir.passes.memory import MemoryAwarePreemptionPass
+from lab.research.ir.passes.overlap import OverlapPass
+from lab.research.ir.passes.priority import PriorityBasedPass
 
 
 def all_passes() -> tuple[IRPass, ...]:
@@ -31,7 +31,6 @@ __all__ = [
     "LifetimeAwarePass",
     "MemoryAwarePreemptionPass",
     "OverlapPass",
-    "PrefixCacheAwarePass",
     "PriorityBasedPass",
     "all_passes",
 ]

@@ -18,7 +18,6 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from kvcontrol.core.blocks import CacheTier
-from kvcontrol.scheduler_ir.footprint import Footprint
 from kvcontrol.scheduler_ir.graph import IRGraph
 from kvcontrol.scheduler_ir.nodes import (
     CONSUMING,
@@ -34,7 +33,9 @@ from kvcontrol.scheduler_ir.nodes import (
     ValueName,
 )
 from kvcontrol.scheduler_ir.optimizer import PassContext, Rewritten
-from kvcontrol.scheduler_ir.spans import KvSpan, Namer, spans_of
+from kvcontrol.scheduler_ir.spans import KvSpan, Namer
+from lab.research.ir.footprint import Footprint
+from lab.research.ir.spans import spans_of
 
 _BACK = 1 << 62
 """Later than every step."""

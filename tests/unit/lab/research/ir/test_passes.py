@@ -16,24 +16,24 @@ from kvcontrol.scheduler_ir import (
     IRRequest,
     PassContext,
     Placement,
+    PrefixCacheAwarePass,
     Rewritten,
     SharedPrefix,
-    parse,
     render,
 )
 from kvcontrol.scheduler_ir.nodes import PrefillConfig
 from kvcontrol.scheduler_ir.optimizer import IRPass
-from kvcontrol.scheduler_ir.passes import (
+from lab.research.ir.interpreter import check_batches, interpret
+from lab.research.ir.passes import (
     BatchingEfficiencyPass,
     FuseTransfersPass,
     LifetimeAwarePass,
     MemoryAwarePreemptionPass,
     OverlapPass,
-    PrefixCacheAwarePass,
     PriorityBasedPass,
     all_passes,
 )
-from lab.research.ir.interpreter import check_batches, interpret
+from lab.research.ir.reader import parse
 
 P, D = Device("p"), Device("d")
 HERE = Placement(answer=D)
@@ -69,13 +69,14 @@ def test_what_is_cached_on_either_side_is_loaded_and_only_the_rest_computed_and_
     )
 
 
-def test_prompts_that_share_a_prefix_after_they_were_batched_get_batches_that_dont_wait_for_each_other() -> None:
+def test_batches_of_prompts_that_wait_for_each_other_are_dissolved_and_can_be_made_anew() -> None:
     shared = (SharedPrefix(key=b"k", end=16),)
     asked = [request(name, shared=shared, prompt_tokens=20) for name in ("a", "b")]
-    optimizer = IROptimizer((BatchingEfficiencyPass(), PrefixCacheAwarePass()), PassContext.of(asked))
-    graph = IRBuilder().build(asked).optimize(optimizer)
-    assert interpret(graph, asked).computed_tokens == 24
-    assert [node.config.batch for node in graph if isinstance(node.config, PrefillConfig)] == [1, 3]
+    batched = (BatchingEfficiencyPass(), PrefixCacheAwarePass())
+    for passes, batches in ((batched, [None, None]), ((*batched, BatchingEfficiencyPass()), [1, 3])):
+        graph = IRBuilder().build(asked).optimize(IROptimizer(passes, PassContext.of(asked)))
+        assert interpret(graph, asked).computed_tokens == 24
+        assert [node.config.batch for node in graph if isinstance(node.config, PrefillConfig)] == batches
 
 
 def test_a_prefix_that_two_share_is_computed_once() -> None:

@@ -5,7 +5,8 @@ earlier prompt of the graph has there and both share is loaded from its piece; t
 prompt then moves only what its target doesn't have in either way. The last token of a prompt is always computed: an
 answer begins with what follows from it.
 
-A prompt that loads from another's piece waits for it, so where the graph has batches already, they are made anew.
+A prompt that loads from another's piece waits for it, so where the graph has batches already, they
+are dissolved.
 """
 
 from dataclasses import replace
@@ -24,7 +25,6 @@ from kvcontrol.scheduler_ir.nodes import (
     ValueName,
 )
 from kvcontrol.scheduler_ir.optimizer import PassContext, Rewritten
-from kvcontrol.scheduler_ir.passes.batching import batched
 from kvcontrol.scheduler_ir.request import IRRequest
 from kvcontrol.scheduler_ir.spans import KvSpan, Namer
 
@@ -43,14 +43,20 @@ class PrefixCacheAwarePass:
             return Rewritten(graph=graph)
         made = IRGraph(rewriting.nodes, graph.results)
         if rewriting.shares and any(_in_batch(node) for node in made.nodes):
-            made, batches = batched(made, context)
-            rewriting.notes.append(f"{batches} batches, made anew")
+            made = IRGraph([_alone(node) for node in made.nodes], graph.results)
+            rewriting.notes.append("batches are dissolved: prompts wait for each other now")
         return Rewritten(graph=made, notes=tuple(rewriting.notes))
 
 
 def _in_batch(node: IRNode) -> bool:
     config = node.config
     return isinstance(config, PrefillConfig | DecodeConfig) and config.batch is not None
+
+
+def _alone(node: IRNode) -> IRNode:
+    if isinstance(node.config, PrefillConfig | DecodeConfig):
+        return replace(node, config=replace(node.config, batch=None))
+    return node
 
 
 class _Rewriting:

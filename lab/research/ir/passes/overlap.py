@@ -6,7 +6,8 @@ from typing import ClassVar
 from kvcontrol.scheduler_ir.graph import IRGraph
 from kvcontrol.scheduler_ir.nodes import IRNode, NodeType, TransferConfig, ValueName
 from kvcontrol.scheduler_ir.optimizer import PassContext, Rewritten
-from kvcontrol.scheduler_ir.spans import KvSpan, Namer, joining, spans_of
+from kvcontrol.scheduler_ir.spans import KvSpan, Namer
+from lab.research.ir.spans import joining, spans_of
 
 
 class OverlapPass:
