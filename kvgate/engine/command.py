@@ -9,7 +9,6 @@ from kvgate.engine.block_size import need_possible_block_size
 from kvgate.engine.checks import need_fitting_memory, need_possible_role
 from kvgate.engine.fit import need_fitting_tiers
 from kvgate.engine.instance import EngineLimits, Instance
-from kvgate.engine.itl_target import need_possible_target
 from kvgate.engine.model import Model, model_from_folder
 from kvgate.engine.options import EngineOptions
 from kvgate.engine.preset_quotas import shares_of_preset
@@ -28,12 +27,11 @@ def engine(options: EngineOptions) -> None:
     LMDeploy receives the options after --: kvgate engine --model DIR -- --log-level INFO
     """
     extra = tuple(options.context.args)
-    need_possible_target(options.itl_target)
     need_possible_block_size(options.block_size, extra=extra)
     served = model_from_folder(options.model, options.model_name)
     gpus = choose_gpus(options.device)
     preset = preset_of_options(options.preset, options.hardware, gpus)
-    tiers = tier_options(options.tier_flags, preset, served.name, nvme_root_dir())
+    tiers = tier_options(options, preset, served.name, nvme_root_dir())
     need_possible_role(options.role, on_gpu=bool(gpus), tiers=bool(tiers.ddr_bytes))
     port, events_port, replay_port = options.ports()
     limits = replace(options.limits, context_tokens=options.context_length)

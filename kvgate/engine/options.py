@@ -7,18 +7,7 @@ from typing import Annotated
 import typer
 
 from kvcontrol.core.roles import EngineRole
-from kvgate.engine.itl_target import ItlTargetOption
 from kvgate.engine.shared_options import SharedOptions
-from kvgate.engine.tier_flags import (
-    DdrOption,
-    DdrPathOption,
-    HardwareOption,
-    NvmeDirOption,
-    NvmeOption,
-    PresetOption,
-    TierWriteOption,
-)
-from kvgate.host.machine import Device
 from kvgate.host.ports import LOOPBACK, free_ports, need_free
 
 
@@ -44,20 +33,9 @@ class EngineOptions(SharedOptions):
             "authentication."
         ),
     ] = LOOPBACK
-    device: Annotated[Device, typer.Option(help="Device; auto: the first visible GPU, else the CPU.")] = Device.AUTO
-    block_size: Annotated[
-        int | None, typer.Option(help="Tokens of a KV block: 16, 32, 64, ... Default: 16 on CPU, 64 on GPU.")
-    ] = None
-    kv_blocks: Annotated[int | None, typer.Option(min=16, help="Number of KV blocks.")] = None
-    kv_memory: Annotated[
-        str | None, typer.Option(help="KV memory: an amount on CPU (2GiB), a share of the free memory on GPU (40%).")
-    ] = None
-    max_batch_size: Annotated[int | None, typer.Option(min=1, help="Largest batch: requests that run at once.")] = None
     context_length: Annotated[
         int | None, typer.Option(min=1, help="Context length: most tokens of a prompt with its answer.")
     ] = None
-    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.")] = None
-    itl_target: ItlTargetOption = None
     role: Annotated[
         EngineRole,
         typer.Option(
@@ -65,13 +43,6 @@ class EngineOptions(SharedOptions):
             help="Role: prefill (computes prompts for others), decode (answers them), or hybrid (both).",
         ),
     ] = EngineRole.HYBRID
-    preset: PresetOption = None
-    hardware: HardwareOption = None
-    ddr: DdrOption = None
-    ddr_path: DdrPathOption = None
-    nvme: NvmeOption = None
-    nvme_dir: NvmeDirOption = None
-    tier_write: TierWriteOption = None
 
     def ports(self) -> tuple[int, int, int]:
         """Return the ports of HTTP, events and their replay: as typed, else free. ``CommandError`` for a taken one."""

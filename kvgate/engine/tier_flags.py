@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Final, TypeAlias
+from typing import Annotated, Final
 
 import typer
 
@@ -17,48 +17,49 @@ NONE: Final = "none"
 """What switches off what a preset asks for."""
 _PANEL: Final = "Tiers"
 
-PresetOption: TypeAlias = Annotated[
-    str | None,
-    typer.Option(help="Settings and tiers for a kind of traffic; kvgate doctor lists them.", rich_help_panel=_PANEL),
-]
-HardwareOption: TypeAlias = Annotated[
-    str | None,
-    typer.Option(help="Hardware of the preset. Default: the visible GPU, else cpu.", rich_help_panel=_PANEL),
-]
-DdrOption: TypeAlias = Annotated[
-    str | None,
-    typer.Option(help="Host memory for KV blocks of each engine, for example 4GiB, or none.", rich_help_panel=_PANEL),
-]
-DdrPathOption: TypeAlias = Annotated[
-    str | None,
-    typer.Option(
-        help="File of the DDR tier, for example /dev/shm/kv: blocks survive the engine. none: memory of its process.",
-        rich_help_panel=_PANEL,
-    ),
-]
-NvmeOption: TypeAlias = Annotated[
-    str | None,
-    typer.Option(help="Disk space for KV blocks of each engine, for example 64GiB, or none.", rich_help_panel=_PANEL),
-]
-NvmeDirOption: TypeAlias = Annotated[
-    Path | None,
-    typer.Option(help="Folder of the NVMe tier. Default: tiers in the cache folder.", rich_help_panel=_PANEL),
-]
-TierWriteOption: TypeAlias = Annotated[
-    WriteMode | None,
-    typer.Option(help="Time at which blocks are written from DDR to disk.", rich_help_panel=_PANEL),
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierFlags:
-    """The options as they were typed; None where one wasn't."""
+    """The options of the tiers as they were typed; None where one wasn't."""
 
-    ddr: str | None = None
-    ddr_path: str | None = None
-    nvme_dir: Path | None = None
-    nvme: str | None = None
-    write_mode: WriteMode | None = None
+    preset: Annotated[
+        str | None,
+        typer.Option(
+            help="Settings and tiers for a kind of traffic; kvgate doctor lists them.", rich_help_panel=_PANEL
+        ),
+    ] = None
+    hardware: Annotated[
+        str | None,
+        typer.Option(help="Hardware of the preset. Default: the visible GPU, else cpu.", rich_help_panel=_PANEL),
+    ] = None
+    ddr: Annotated[
+        str | None,
+        typer.Option(
+            help="Host memory for KV blocks of each engine, for example 4GiB, or none.", rich_help_panel=_PANEL
+        ),
+    ] = None
+    ddr_path: Annotated[
+        str | None,
+        typer.Option(
+            help="File of the DDR tier, for example /dev/shm/kv: blocks survive the engine. "
+            "none: memory of its process.",
+            rich_help_panel=_PANEL,
+        ),
+    ] = None
+    nvme: Annotated[
+        str | None,
+        typer.Option(
+            help="Disk space for KV blocks of each engine, for example 64GiB, or none.", rich_help_panel=_PANEL
+        ),
+    ] = None
+    nvme_dir: Annotated[
+        Path | None,
+        typer.Option(help="Folder of the NVMe tier. Default: tiers in the cache folder.", rich_help_panel=_PANEL),
+    ] = None
+    tier_write: Annotated[
+        WriteMode | None,
+        typer.Option(help="Time at which blocks are written from DDR to disk.", rich_help_panel=_PANEL),
+    ] = None
 
 
 def nvme_root_dir() -> Path:
@@ -78,7 +79,7 @@ def tier_options(flags: TierFlags, preset: Preset | None, model_name: str, nvme_
         "--ddr-path": flags.ddr_path,
         "--nvme-dir": flags.nvme_dir,
         "--nvme": flags.nvme,
-        "--tier-write": flags.write_mode,
+        "--tier-write": flags.tier_write,
     }
     if not ddr_bytes:
         extra = [name for name, value in requested.items() if value is not None]
@@ -108,7 +109,7 @@ def tier_options(flags: TierFlags, preset: Preset | None, model_name: str, nvme_
         ddr_path=None if path == NONE else Path(path),
         nvme_dir=(flags.nvme_dir or nvme_root / suffix).absolute() if nvme_bytes else None,
         nvme_bytes=nvme_bytes,
-        write_mode=(flags.write_mode or preset_mode) if nvme_bytes else None,
+        write_mode=(flags.tier_write or preset_mode) if nvme_bytes else None,
         ddr_watermarks=_marks(preset.ddr) if preset else None,
         nvme_watermarks=_marks(preset.nvme) if preset and preset.nvme and nvme_bytes else None,
         ddr_policy=preset.ddr.policy if preset else None,

@@ -16,7 +16,6 @@ from kvgate.display import StartBoard, plain
 from kvgate.engine.block_size import need_possible_block_size
 from kvgate.engine.fit import need_fitting_tiers
 from kvgate.engine.instance import EngineLimits, Instance
-from kvgate.engine.itl_target import need_possible_target
 from kvgate.engine.model import Model, embedded_model, model_from_folder, tiny_model
 from kvgate.engine.preset_quotas import shares_of_preset
 from kvgate.engine.presets import preset_line, preset_of_options, with_preset
@@ -68,14 +67,13 @@ def up(options: UpOptions) -> None:
     count = roles.count(options.instances, DEFAULT_INSTANCES)
     need_sane_count(count)
     need_possible_block_size(options.block_size)
-    need_possible_target(options.itl_target)
     need_free(gateway.host, gateway.port)
     need_keys_beyond_loopback(gateway)
     gpus = choose_gpus(options.device)
     preset = preset_of_options(options.preset, options.hardware, gpus)
     limits = options.limits if gpus else with_fair_threads(options.limits, count)
     served = _prepare(options.model, options.model_name, tiny=options.tiny)
-    tiers = tier_options(options.tier_flags, preset, served.name, nvme_root_dir())
+    tiers = tier_options(options, preset, served.name, nvme_root_dir())
     transport = chosen_transport(roles, options.pd_transport, on_gpu=bool(gpus), tiers=bool(tiers.ddr_bytes))
     limits = replace(limits, tiers=tiers)
     if preset is not None:

@@ -7,18 +7,7 @@ from typing import Annotated
 import typer
 
 from kvcontrol.core.roles import KVTransport
-from kvgate.engine.itl_target import ItlTargetOption
-from kvgate.engine.shared_options import SharedOptions
-from kvgate.engine.tier_flags import (
-    DdrOption,
-    DdrPathOption,
-    HardwareOption,
-    NvmeDirOption,
-    NvmeOption,
-    PresetOption,
-    TierWriteOption,
-)
-from kvgate.host.machine import Device
+from kvgate.engine.shared_options import ENGINES, SharedOptions
 from kvgate.host.paths import state_dir
 from kvgate.host.ports import LOOPBACK
 from kvgate.up.api_keys import chosen_keys
@@ -27,7 +16,6 @@ from kvgate.up.stack import GatewayOptions, Routing
 DEFAULT_PORT = 8000
 
 _MODEL = "Model"
-_ENGINE = "Engines"
 _GATEWAY = "Gateway"
 
 
@@ -50,14 +38,14 @@ class UpOptions(SharedOptions):
     model_name: Annotated[
         str | None, typer.Option(help="Model name for clients. Default: the folder's name.", rich_help_panel=_MODEL)
     ] = None
-    instances: Annotated[int | None, typer.Option(help="Number of engines. Default: 2.", rich_help_panel=_ENGINE)] = (
+    instances: Annotated[int | None, typer.Option(help="Number of engines. Default: 2.", rich_help_panel=ENGINES)] = (
         None
     )
     topology: Annotated[
         str,
         typer.Option(
             help="Roles: hybrid, pd (one prefill and one decode instance), or counts such as 1p1d, 1p2d, 2p1d.",
-            rich_help_panel=_ENGINE,
+            rich_help_panel=ENGINES,
         ),
     ] = "hybrid"
     pd_transport: Annotated[
@@ -65,43 +53,9 @@ class UpOptions(SharedOptions):
         typer.Option(
             help="Transport from prefill to decode instances: migration, or tiers (--ddr). Default: tiers if "
             "configured.",
-            rich_help_panel=_ENGINE,
+            rich_help_panel=ENGINES,
         ),
     ] = None
-    device: Annotated[
-        Device, typer.Option(help="Device; auto: the visible GPUs, else the CPU.", rich_help_panel=_ENGINE)
-    ] = Device.AUTO
-    block_size: Annotated[
-        int | None,
-        typer.Option(
-            help="Tokens of a KV block: 16, 32, 64, ... Default: 16 on CPU, 64 on GPU.", rich_help_panel=_ENGINE
-        ),
-    ] = None
-    kv_blocks: Annotated[
-        int | None, typer.Option(min=16, help="KV blocks of each engine.", rich_help_panel=_ENGINE)
-    ] = None
-    kv_memory: Annotated[
-        str | None,
-        typer.Option(
-            help="KV memory of each engine: an amount on CPU (2GiB), a share of the free memory on GPU (40%).",
-            rich_help_panel=_ENGINE,
-        ),
-    ] = None
-    max_batch_size: Annotated[
-        int | None,
-        typer.Option(min=1, help="Largest batch of an engine: requests that run at once.", rich_help_panel=_ENGINE),
-    ] = None
-    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads of each engine.", rich_help_panel=_ENGINE)] = (
-        None
-    )
-    itl_target: ItlTargetOption = None
-    preset: PresetOption = None
-    hardware: HardwareOption = None
-    ddr: DdrOption = None
-    ddr_path: DdrPathOption = None
-    nvme: NvmeOption = None
-    nvme_dir: NvmeDirOption = None
-    tier_write: TierWriteOption = None
     host: Annotated[
         str, typer.Option(envvar="KVGATE_HOST", help="Address that the gateway listens on.", rich_help_panel=_GATEWAY)
     ] = LOOPBACK

@@ -77,7 +77,7 @@ def test_every_preset_is_what_an_engines_settings_take(
 
 
 def test_an_options_word_goes_before_the_presets() -> None:
-    flags = TierFlags(ddr="1GiB", ddr_path="none", nvme="2GiB", write_mode=WriteMode.BACK)
+    flags = TierFlags(ddr="1GiB", ddr_path="none", nvme="2GiB", tier_write=WriteMode.BACK)
     options = tier_options(flags, LONG, "a model/7B", DIR)
     assert (options.ddr_bytes, options.ddr_path, options.nvme_bytes) == (1 << 30, None, 2 << 30)
     assert (options.write_mode, options.load_deadline_s) == (WriteMode.BACK, 7.9)
@@ -100,12 +100,12 @@ def test_a_folder_for_nvme_is_made_absolute(monkeypatch: pytest.MonkeyPatch, tmp
     [
         (TierFlags(nvme="1GiB"), "--nvme: no DDR tier is configured"),
         (
-            TierFlags(ddr_path="/dev/shm/x", write_mode=WriteMode.BACK),
+            TierFlags(ddr_path="/dev/shm/x", tier_write=WriteMode.BACK),
             "--ddr-path, --tier-write: no DDR tier is configured",
         ),
         (TierFlags(ddr="none", nvme_dir=Path("/data")), "--nvme-dir: no DDR tier is configured"),
         (TierFlags(ddr="1GiB", nvme_dir=Path("/data")), "--nvme-dir: no NVMe tier is configured"),
-        (TierFlags(ddr="1GiB", write_mode=WriteMode.BACK), "--tier-write: no NVMe tier is configured"),
+        (TierFlags(ddr="1GiB", tier_write=WriteMode.BACK), "--tier-write: no NVMe tier is configured"),
         (TierFlags(ddr="1GiB", ddr_path="shm"), "--ddr-path is 'shm'; expected the absolute path of a file"),
         (
             TierFlags(ddr="1GiB", ddr_path="/dev/shm/"),
