@@ -29,7 +29,7 @@ def test_ddr_alone_is_memory_of_the_engines_process() -> None:
 
 def test_all_options() -> None:
     flags = TierFlags(
-        ddr="4GiB", ddr_path="/dev/shm/kv", nvme_dir=Path("/data/kv"), nvme="64GiB", write_mode=WriteMode.THROUGH
+        ddr="4GiB", ddr_path="/dev/shm/kv", nvme_dir=Path("/data/kv"), nvme="64GiB", tier_write=WriteMode.THROUGH
     )
     assert tier_options(flags, None, "a model/7B", DIR).environment() == {
         "KVGATE_ENGINE_DDR_BYTES": str(4 << 30),
