@@ -12,7 +12,8 @@ import msgspec
 
 from engines.control.calls import CALL_TIMEOUT_S, CallEngine
 from engines.control.errors import RefusedError
-from engines.control.eviction import EngineCache, EvictionControl
+from engines.control.eviction import EngineCache, EvictionControl, kind_of
+from engines.control.fences import Fences
 from engines.control.operations import POLICY, SET_POLICY, Operation
 from engines.control.policy_changes import change_of, policy_of
 from engines.control.schedule import SCHEDULE
@@ -53,6 +54,7 @@ class PolicyControl:
         self._cache = cache
         self._call = call
         self._others = {each.kind: each for each in others}
+        self._fences = Fences()
 
     def table(self) -> dict[bytes, Operation]:
         """Return the operations by name."""
@@ -72,6 +74,7 @@ class PolicyControl:
             available={name: kind.summary for name, kind in POLICIES.items()},
             strategies=dict(available.get(SCHEDULE, {})),
             paces=dict(available.get(PACE, {})),
+            fences=self._fences.report(),
         )
 
     def swap(self, body: bytes) -> PolicyReport:
@@ -92,17 +95,26 @@ class PolicyControl:
 
     def _swap(self, change: PolicyChange) -> None:
         if (other := self._others.get(change.kind)) is not None:
+            self._admit(change.kind, change)
             self._between_steps(partial(other.swap, other.spec_of(change), counts=True))
         elif change.kind == SHADOW:
+            self._admit(change.kind, change)
             check_shadow(change)
             self._between_steps(partial(self._watch, self._shadows_of(change.name)))
         elif change.kind in (kinds := self.eviction.kinds()):
-            self.eviction.swap(self.eviction.tier_of(change), policy_of(change))
+            tier = self.eviction.tier_of(change)
+            self._admit(kind_of(tier), change)
+            self.eviction.swap(tier, policy_of(change))
         else:
             raise RefusedError(
                 f"there are no policies of kind {change.kind!r}; this instance has "
                 f"{', '.join((*kinds, SHADOW, *self._others))}"
             )
+
+    def _admit(self, kind: str, change: PolicyChange) -> None:
+        """Raise ``StaleFenceError`` for a change that is older than one that came before."""
+        if change.fence is not None:
+            self._fences.come(kind, change.fence)
 
     def _shadows(self) -> ShadowPolicies:
         shadows = self._cache.shadows

@@ -13,7 +13,7 @@ import msgspec
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
-from engines.control.errors import EngineUnavailableError, RefusedError
+from engines.control.errors import EngineUnavailableError, RefusedError, StaleFenceError
 from engines.control.operations import (
     BLOCKS,
     INVALIDATE,
@@ -129,6 +129,8 @@ async def _answer_of(answer: Awaitable[bytes]) -> Response:
         return Response(await answer, media_type="application/json")
     except EngineUnavailableError as error:
         return _error(503, "engine_unavailable", str(error))
+    except StaleFenceError as error:
+        return _error(409, "stale_fence", str(error))
     except RefusedError as error:
         return _error(400, "invalid_request_error", str(error))
 

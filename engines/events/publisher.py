@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 import zmq
 
-from engines.control.errors import RefusedError
+from engines.control.errors import RefusedError, StaleFenceError
 from engines.control.operations import Operation
 from engines.events.log import EventLog, Published, Resident
 from kvcontrol.core.errors import WireError
@@ -34,6 +34,7 @@ PUBLISH_HWM_BATCHES = 10_000
 OK = b"ok"
 ERROR = b"error"
 REFUSED = b"refused"
+STALE = b"stale"
 _IDLE_POLL_MS = 1_000
 _GATHER_S = 0.1
 _FAILURE_PAUSE_S = 0.1
@@ -252,6 +253,8 @@ class EventPublisher:
         else:
             try:
                 status, body = OK, operation(self, requested)
+            except StaleFenceError as error:
+                status, body = STALE, str(error).encode()
             except RefusedError as error:
                 status, body = REFUSED, str(error).encode()
             except Exception as error:  # noqa: BLE001  # becomes an error answer: the client must not wait in vain

@@ -19,18 +19,29 @@ _Name = Annotated[str, msgspec.Meta(max_length=64)]
 _Text = Annotated[str, msgspec.Meta(max_length=1024)]
 
 
-class PolicyChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Fence(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Orders the changes of one store's gateways: a change with a lower ``number`` is older."""
+
+    store: _Name
+    number: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+
+
+class PolicyChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """``PUT /kv/v1/policy``: from now on run ``name`` with ``params`` for decisions of this ``kind``.
 
     ``tier`` may name the tier of an ``eviction`` beside its kind; absent, it is HBM. The ``name`` of a ``shadow`` lists
     candidates, like ``lru,mq(lifetime=2),adaptive``; empty is none. Characters are limited, as refusals repeat them: 64
     of a kind, a tier or a parameter's name, 1,024 of a name or a value.
+
+    A change whose ``fence`` is older than one that came for this kind from the same store is refused with 409. A change
+    without a fence is always carried out.
     """
 
     kind: _Name
     name: _Text
     params: dict[_Name, _Text | int | float | bool | None] = {}
     tier: _Name | None = None
+    fence: Fence | None = None
 
 
 class AdaptiveReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -170,10 +181,11 @@ class PolicyInCharge(msgspec.Struct, frozen=True, kw_only=True):
 
 class PolicyReport(msgspec.Struct, frozen=True, kw_only=True):
     """``GET /kv/v1/policy``, and the answer to a change; ``available`` eviction policies, ``strategies`` of the
-    schedule and ``paces`` by name, each in a few words.
+    schedule and ``paces`` by name, each in a few words. ``fences`` has the newest number that came, by kind and store.
     """
 
     policies: list[PolicyInCharge]
     available: dict[str, str]
     strategies: dict[str, str] = {}
     paces: dict[str, str] = {}
+    fences: dict[str, dict[str, int]] = {}

@@ -146,6 +146,28 @@ def test_policies_of_every_tier_are_swapped_and_counted_once(url: str) -> None:
         swap(url, kind=kind, name="lru")
 
 
+def test_a_change_with_an_older_fence_of_a_store_is_refused_and_changes_nothing(url: str) -> None:
+    def change(number: int, name: str, store: str = "one", **more: Any) -> Answer:
+        return send(url + POLICY_PATH, "PUT", {"name": name, "fence": {"store": store, "number": number}, **more})
+
+    for kind in ("eviction", "eviction:ddr", "schedule", "shadow"):
+        old, new = {"schedule": ("fifo", "hybrid"), "shadow": ("lru", "lru,fifo")}.get(kind, ("lru", "fifo"))
+        assert change(5, new, kind=kind).status == 200
+        assert change(5, new, kind=kind).status == 200
+        refused = refusal(change(4, old, kind=kind), 409, "stale_fence")
+        assert refused.startswith(f"a newer change of kind '{kind}' came before this one: the fence 4 of store 'one'")
+        assert shown(url)[kind]["name"] == new
+        assert get(url + POLICY_PATH).body["fences"][kind]["one"] == 5
+        assert change(1, old, "two", kind=kind).status == 200
+        assert swap(url, kind=kind, name=new)[kind]["name"] == new  # without a fence
+        assert change(6, old, kind=kind).status == 200
+    refusal(change(4, "fifo", kind="eviction", tier="ddr"), 409, "stale_fence")
+    refusal(change(9, "no such policy", kind="eviction"))
+    refusal(change(8, "fifo", kind="eviction"), 409, "stale_fence")
+    for wrong in ({"store": "one", "number": -1}, {"store": "one"}, {"store": "one", "number": 1, "more": 1}):
+        refusal(send(url + POLICY_PATH, "PUT", {"kind": "eviction", "name": "fifo", "fence": wrong}))
+
+
 def test_the_tier_of_an_eviction_policy_may_stand_beside_its_kind(url: str) -> None:
     assert swap(url, kind="eviction", name="fifo", tier="ddr")["eviction:ddr"]["name"] == "fifo"
     assert swap(url, kind="eviction", name="lru", tier="DDR")["eviction:ddr"]["name"] == "lru"

@@ -20,12 +20,12 @@ from prometheus_client.registry import Collector
 from starlette.routing import Mount
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from engines.control.errors import EngineUnavailableError, RefusedError
+from engines.control.errors import EngineUnavailableError, RefusedError, StaleFenceError
 from engines.control.families import family, histogram, single
 from engines.control.policy_metrics import policy_series
 from engines.control.routes import mount_control
 from engines.control.tier_metrics import offload_series, tenant_series, tier_series
-from engines.events.publisher import OK, REFUSED
+from engines.events.publisher import OK, REFUSED, STALE
 from engines.lmdeploy.agent import COUNTERS, EventCounters, LaunchInfo, launch_of, note_launch
 from engines.lmdeploy.http import admission
 from engines.lmdeploy.http.availability import EngineGoneMiddleware
@@ -86,6 +86,8 @@ class ControlClient:
             _, _, status, answer = socket.recv_multipart()
         finally:
             socket.close(linger=0)
+        if status == STALE:
+            raise StaleFenceError(answer.decode())
         if status == REFUSED:
             raise RefusedError(answer.decode())
         if status != OK:
