@@ -10,8 +10,9 @@ change of policies from its turn.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import Final, NamedTuple
 
 from gateway.fleet.budgets import (
@@ -25,12 +26,13 @@ from gateway.fleet.budgets import (
     share_of,
 )
 from gateway.fleet.control import InstanceControl, InstanceControlError
-from gateway.fleet.policies import Policy, PolicySwap, SwapBusyError
+from gateway.fleet.policies import Choice, Owed, Policy, PolicySwap, SwapBusyError
 from gateway.fleet.policy_watch import PolicyWatch
 from gateway.limits import KvBudget, TenantLimits
 from gateway.registry import Instance, Registry
 from gateway.types import TenantId
 from kvcontrol.core.ids import Epoch, InstanceId
+from kvcontrol.core.policy_control import Fence
 from kvcontrol.core.tenant import tenant_of_salt
 from kvcontrol.core.tier_control import QUOTAS_PATH, QuotaBody
 from kvcontrol.presets import QuotaPart
@@ -39,7 +41,7 @@ _INTERVAL_S: Final = 1.0
 _AGAIN_AFTER_S: Final = 60.0
 _LOOK_EVERY_S: Final = 5.0
 _SEEN: Final = 2
-"""An instance that owes a policy has to be seen so often to run it: what it was told before may come late."""
+"""An instance without fences that owes a policy has to be seen so often to run it: an older call may come late."""
 
 _log = logging.getLogger(__name__)
 
@@ -81,12 +83,23 @@ class _Sent:
 
 
 class Settled(NamedTuple):
-    """What the store says of changes of policies. ``known`` is whether it was read and no gateway is in the middle of
-    one; ``still``, whether none is being undone either.
+    """The changes of policies that the store contains. ``known`` is whether no gateway is in the middle of one;
+    ``still``, whether none is being undone either. ``fence`` is the newest one, issued before all that was read.
     """
 
     known: bool
     still: bool
+    fence: Fence
+
+
+class _Round(NamedTuple):
+    """``look`` is whether instances are compared with the store; ``observe``, whether kinds are that it doesn't have.
+    ``fence`` is that of the stored policies; None while they may be about to change, and are not sent.
+    """
+
+    look: bool
+    observe: bool
+    fence: Fence | None
 
 
 class FleetKeeper:
@@ -99,12 +112,14 @@ class FleetKeeper:
         control: InstanceControl,
         swap: PolicySwap,
         desired: Callable[[], DesiredState],
-        settled: Callable[[], Awaitable[Settled]],
+        settled: Callable[[Mapping[str, int]], Awaitable[Settled | None]],
         watch: PolicyWatch,
         salt: Callable[[TenantId], str],
         clock: Callable[[], float],
     ) -> None:
-        """``settled`` brings what the store says up to date, and returns what it says of changes."""
+        """``settled`` receives the newest fences of instances by store, brings ``desired`` up to date, and returns the
+        pending changes, None where the store can't be read.
+        """
         self._registry = registry
         self._control = control
         self._swap = swap
@@ -115,6 +130,9 @@ class FleetKeeper:
         self._watch = watch
         self._looked_s = clock()
         self._sent: dict[InstanceId, _Sent] = {}
+        self._fence: Fence | None = None
+        """Of what was read of the store last."""
+        self._newest: dict[str, int] = {}
 
     async def run(self) -> None:
         """Keep them at it, for ever."""
@@ -132,11 +150,7 @@ class FleetKeeper:
 
     async def _send(self) -> None:
         present = self._registry.reporting()
-        due = self._clock() - self._looked_s >= _LOOK_EVERY_S or self._watch.doubts or any(map(self._is_new, present))
-        settled = await self._settled() if due else Settled(known=False, still=False)
-        look = settled.known
-        if look:
-            self._looked_s = self._clock()
+        round_ = await self._begun(present)
         desired = self._desired()
         budgets = {
             (tenant_of_salt(self._salt(tenant)), tier): budget
@@ -145,13 +159,36 @@ class FleetKeeper:
         }
         for removed in self._sent.keys() - {each.id for each in self._registry.all()}:
             del self._sent[removed]
-            self._swap.paid(removed)
+            self._swap.forget(removed)
         await asyncio.gather(
-            *(self._keep(each, self._shares(each, desired) | budgets, desired, look=look) for each in present)
+            *(self._keep(each, self._shares(each, desired) | budgets, desired, round_) for each in present)
         )
         self._watch.keep({each.id for each in self._registry.all()})
-        if settled.still and desired.whole:
-            await asyncio.gather(*(self._observe(each, desired) for each in present))
+
+    async def _begun(self, present: Sequence[Instance]) -> _Round:
+        """Read the store where it is time, or something is to be sent."""
+        before = self._desired()
+        due = (
+            self._clock() - self._looked_s >= _LOOK_EVERY_S
+            or self._watch.doubts
+            or any(self._is_new(each) or self._lacks(each, before) for each in present)
+        )
+        if not due:
+            return _Round(look=False, observe=False, fence=self._fence)
+        settled = await self._settled(dict(self._newest))
+        if settled is None:  # what was read before holds; an instance refuses it if it had a newer change
+            return _Round(look=False, observe=False, fence=self._fence)
+        if not settled.known:
+            return _Round(look=False, observe=False, fence=None)
+        self._looked_s, self._fence = self._clock(), settled.fence
+        return _Round(look=True, observe=settled.still, fence=settled.fence)
+
+    def _lacks(self, instance: Instance, desired: DesiredState) -> bool:
+        sent, owed = self._sent.get(instance.id), self._swap.owed(instance.id)
+        return sent is not None and any(
+            (kind in owed or sent.policies.get(kind) != policy) and self._due(sent, kind, policy)
+            for kind, policy in desired.policies.items()
+        )
 
     def report(self) -> Mapping[InstanceId, InstanceReport]:
         """Return the state that was sent to each instance."""
@@ -180,7 +217,7 @@ class FleetKeeper:
             for tier, budget in shares.items()
         }
 
-    async def _keep(self, instance: Instance, budgets: Budgets, desired: DesiredState, *, look: bool) -> None:
+    async def _keep(self, instance: Instance, budgets: Budgets, desired: DesiredState, round_: _Round) -> None:
         if instance.stats is None:
             return
         sent = self._sent.get(instance.id)
@@ -192,26 +229,17 @@ class FleetKeeper:
         of_budgets = sent.budgets.keys() | budgets.keys() | {QUOTAS_PATH}
         for key in sent.refused.keys() - of_budgets - desired.policies.keys() - owed.keys():
             del sent.refused[key]
-        for kind, policy in {**owed, **desired.policies}.items():
-            if look or sent.policies.get(kind) != policy or kind in owed:
-                await self._send_policy(instance, sent, policy)
-        if look and (of_budgets - {QUOTAS_PATH} or not instance.stats.tiers.keys().isdisjoint(LOWER_TIERS)):
+        await self._keep_policies(
+            instance,
+            sent,
+            self._policies(instance, sent, desired, look=round_.look, fence=round_.fence),
+            observed=desired.policies if round_.observe and desired.whole else None,
+        )
+        if round_.look and (of_budgets - {QUOTAS_PATH} or not instance.stats.tiers.keys().isdisjoint(LOWER_TIERS)):
             await self._look_at_budgets(instance, sent, budgets, whole=desired.whole)
         for key in sent.budgets.keys() | budgets.keys():
             if sent.budgets.get(key) != budgets.get(key):
                 await self._send_budget(instance, sent, key, budgets.get(key))
-
-    async def _observe(self, instance: Instance, desired: DesiredState) -> None:
-        sent = self._sent.get(instance.id)
-        if sent is None or self._clock() < sent.silent_until_s or self._swap.owed(instance.id):
-            return
-        try:
-            running = await self._swap.running(instance)
-        except InstanceControlError as error:  # it may have no policies; the health checks report one that is away
-            if error.silent:
-                sent.silent_until_s = self._clock() + self._swap.longest_s
-            return
-        self._watch.observe(instance.id, sent.epoch, running, desired.policies)
 
     async def _look_at_budgets(self, instance: Instance, sent: _Sent, budgets: Budgets, *, whole: bool) -> None:
         """Compare an instance's state with the desired one; differences are sent afterwards."""
@@ -248,29 +276,90 @@ class FleetKeeper:
             if (given := reported.quotas.get(key)) is not None:
                 sent.given[key] = given
 
-    async def _send_policy(self, instance: Instance, sent: _Sent, policy: Policy) -> None:
-        if not self._due(sent, policy.kind, policy):
+    def _policies(
+        self, instance: Instance, sent: _Sent, desired: DesiredState, *, look: bool, fence: Fence | None
+    ) -> list[Owed]:
+        """Return the policies to compare with those of an instance now, with the fences of calls for them."""
+        owed = self._swap.owed(instance.id)
+        found = []
+        for kind, policy in ({kind: each.policy for kind, each in owed.items()} | dict(desired.policies)).items():
+            debt, with_fence = owed.get(kind), fence
+            if debt is not None and (fence is None or fence.number < debt.fence.number):
+                with_fence = debt.fence if policy == debt.policy else None  # what is stored may be older than the debt
+            if (
+                with_fence is not None
+                and (look or debt is not None or sent.policies.get(kind) != policy)
+                and self._due(sent, kind, policy)
+            ):
+                found.append(Owed(policy=policy, fence=with_fence))
+        return found
+
+    async def _keep_policies(
+        self, instance: Instance, sent: _Sent, policies: Sequence[Owed], *, observed: Collection[str] | None
+    ) -> None:
+        """Look at an instance once, send it those that it lacks, and observe those of kinds that are not stored."""
+        if not policies and (observed is None or self._clock() < sent.silent_until_s):
             return
+        in_debt = bool(self._swap.owed(instance.id))
         try:
-            shown = (await self._swap.running(instance)).get(policy.kind)
-            known = sent.policies.get(policy.kind) == policy and shown is not None
-            right = shown == policy or (known and shown == sent.shown.get(policy.kind))
-            if not right:
-                await self._swap.send(instance, policy)
-                shown = (await self._swap.running(instance)).get(policy.kind)
-        except InstanceControlError as error:
-            sent.seen.pop(policy.kind, None)
-            why = f"policy {policy.name!r} of kind {policy.kind}: {error}"
-            self._refused(instance, sent, policy.kind, (policy, why), error)
+            choice = await self._swap.look(instance)
+        except InstanceControlError as error:  # it may have no policies; health checks report an instance that is away
+            if error.silent:
+                sent.silent_until_s = self._clock() + self._swap.longest_s
+            for each in policies:
+                self._policy_refused(instance, sent, each.policy, error)
             return
-        sent.refused.pop(policy.kind, None)
-        sent.policies[policy.kind] = policy
-        sent.shown[policy.kind] = shown
-        if policy.kind in self._swap.owed(instance.id):
-            sent.seen[policy.kind] = sent.seen.get(policy.kind, 0) + 1 if right else 0
-            if sent.seen[policy.kind] >= _SEEN:
-                self._swap.paid(instance.id, policy.kind)
-                del sent.seen[policy.kind]
+        for by_store in (choice.fences or {}).values():
+            for store, number in by_store.items():
+                self._newest[store] = max(number, self._newest.get(store, 0))
+        for each in policies:
+            if self._due(sent, each.policy.kind, each.policy):
+                await self._send_policy(instance, sent, each, choice)
+        if observed is not None and not in_debt:
+            self._watch.observe(instance.id, sent.epoch, choice.policies, observed)
+
+    async def _send_policy(self, instance: Instance, sent: _Sent, wanted: Owed, choice: Choice) -> None:
+        policy, fence = wanted.policy, wanted.fence
+        kind = policy.kind
+        debt = self._swap.owed(instance.id).get(kind)
+        shown = choice.policies.get(kind)
+        known = sent.policies.get(kind) == policy and shown is not None
+        right = shown == policy or (known and shown == sent.shown.get(kind))
+        fenced = choice.fences is not None
+        late = debt is not None and fenced and choice.newest(kind, debt.fence.store) < debt.fence.number
+        try:
+            if not right or late:
+                await self._swap.send(instance, policy, fence)
+                shown = (await self._swap.look(instance)).policies.get(kind)
+        except InstanceControlError as error:
+            sent.seen.pop(kind, None)
+            if error.status == HTTPStatus.CONFLICT:
+                self._overtaken(instance, sent, wanted)
+            else:
+                self._policy_refused(instance, sent, policy, error)
+            return
+        sent.refused.pop(kind, None)
+        sent.policies[kind] = policy
+        sent.shown[kind] = shown
+        if debt is not None:
+            sent.seen[kind] = sent.seen.get(kind, 0) + 1 if right else 0
+            if fenced or sent.seen[kind] >= _SEEN:
+                self._swap.paid(instance.id, kind)
+                del sent.seen[kind]
+
+    def _overtaken(self, instance: Instance, sent: _Sent, wanted: Owed) -> None:
+        """Take notice of a newer change: it settles a debt, and what is stored is read again."""
+        kind = wanted.policy.kind
+        _log.info("instance %s had a newer change of its policy of kind %s", instance.id, kind)
+        sent.policies.pop(kind, None)
+        debt = self._swap.owed(instance.id).get(kind)
+        if debt is not None and debt.fence == wanted.fence:
+            self._swap.paid(instance.id, kind)
+
+    def _policy_refused(self, instance: Instance, sent: _Sent, policy: Policy, error: InstanceControlError) -> None:
+        sent.seen.pop(policy.kind, None)
+        why = f"policy {policy.name!r} of kind {policy.kind}: {error}"
+        self._refused(instance, sent, policy.kind, (policy, why), error)
 
     def _due(self, sent: _Sent, key: object, target: object) -> bool:
         now_s = self._clock()

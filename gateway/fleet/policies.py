@@ -3,14 +3,17 @@
 Two phases. First every instance is asked what it runs now: one that can't be asked ends the change before anything was
 changed. Then all are told, at once; each builds the new policy from the old one's blocks and swaps in one step, or
 refuses and stays as it was. When one refuses, those that have changed are told to go back to what they ran before. What
-an instance that fell silent did is not known, so it is told to go back, too. It may still read, whenever it goes on,
-what it was told first: it *owes* what it ran before, and the keeper goes on asking until it is seen to run that.
+an instance that fell silent did is not known, so it is told to go back, too. It *owes* what it ran before, and the
+keeper goes on until the instance runs that.
 
 So a change takes at most the time of three calls: to ask, to tell, to go back.
+
+Each call carries a fence of the store, and the calls back a newer one: an instance refuses a call that arrives after a
+newer one, however late it comes and whichever gateway sent it. An instance of an earlier version knows no fences.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -22,7 +25,7 @@ from gateway.fleet.control import InstanceControl, InstanceControlError
 from gateway.registry import Instance
 from kvcontrol.core.errors import UNREADABLE
 from kvcontrol.core.ids import InstanceId
-from kvcontrol.core.policy_control import POLICY_PATH, PolicyChange, PolicyParams
+from kvcontrol.core.policy_control import POLICY_PATH, Fence, PolicyChange, PolicyParams
 
 
 class Step(StrEnum):
@@ -46,8 +49,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     params: PolicyParams = {}
 
-    def change(self) -> PolicyChange:
-        return PolicyChange(kind=self.kind, name=self.name, params=self.params)
+    def change(self, fence: Fence | None) -> PolicyChange:
+        return PolicyChange(kind=self.kind, name=self.name, params=self.params, fence=fence)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,9 +67,10 @@ class InstanceStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwapReport:
-    """The whole change. ``done`` when every instance runs the new policy."""
+    """The whole change. ``done`` when every instance runs the new policy. ``back`` is the fence of a rollback."""
 
     steps: Mapping[InstanceId, InstanceStep]
+    back: Fence | None = None
 
     @property
     def done(self) -> bool:
@@ -94,16 +98,38 @@ class SwapReport:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
     """What an instance runs, by kind, and the eviction policies and strategies of the schedule that it could run, each
-    in a few words.
+    in a few words. ``fences`` are the newest numbers that it knows, by kind and store; None where it knows no fences.
     """
 
     policies: Mapping[str, Policy]
     available: Mapping[str, str]
     strategies: Mapping[str, str]
+    fences: Mapping[str, Mapping[str, int]] | None
+
+    def newest(self, kind: str, store: str) -> int:
+        """Return the newest fence of a store for a kind, 0 if none came."""
+        return (self.fences or {}).get(kind, {}).get(store, 0)
 
 
-Noted = Callable[[Mapping[InstanceId, Policy]], Awaitable[Mapping[InstanceId, Policy]]]
-"""Writes what instances ran before a change, given what they run, and returns it."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Owed:
+    """A policy that an instance has to run again, and the fence of the calls for it."""
+
+    policy: Policy
+    fence: Fence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Note:
+    """What instances ran before a change, and the fences of its calls and of those for its rollback."""
+
+    before: Mapping[InstanceId, Policy]
+    fence: Fence
+    back: Fence
+
+
+Noted = Callable[[Mapping[InstanceId, Policy], Collection[Choice]], Awaitable[Note]]
+"""Writes what instances ran before a change, given what they run and what they reported."""
 
 
 class SwapBusyError(Exception):
@@ -116,7 +142,8 @@ class PolicySwap:
     def __init__(self, control: InstanceControl) -> None:
         self._control = control
         self._lock = asyncio.Lock()
-        self._owed: dict[InstanceId, dict[str, Policy]] = {}
+        self._owed: dict[InstanceId, dict[str, Owed]] = {}
+        self._without_fences: set[InstanceId] = set()
 
     @property
     def longest_s(self) -> float:
@@ -136,13 +163,13 @@ class PolicySwap:
         finally:
             self._lock.release()
 
-    def owed(self, instance: InstanceId) -> Mapping[str, Policy]:
+    def owed(self, instance: InstanceId) -> Mapping[str, Owed]:
         """Return the previous policies of an instance, by kind, of rolled-back changes without an answer."""
         return self._owed.get(instance, {})
 
-    def owe(self, instance: InstanceId, policy: Policy) -> None:
+    def owe(self, instance: InstanceId, policy: Policy, fence: Fence) -> None:
         """Note that an instance has to run a policy which it ran before a change that was not ended."""
-        self._owed.setdefault(instance, {})[policy.kind] = policy
+        self._owed.setdefault(instance, {})[policy.kind] = Owed(policy=policy, fence=fence)
 
     def paid(self, instance: InstanceId, kind: str | None = None) -> None:
         """Note that an instance has the right policy, of one kind or (a new process) of all."""
@@ -152,37 +179,44 @@ class PolicySwap:
         if kind is None or not owed:
             self._owed.pop(instance, None)
 
-    async def running(self, instance: Instance) -> Mapping[str, Policy]:
-        """Return an instance's active policies, by kind; raises ``InstanceControlError``."""
-        return (await self.look(instance)).policies
+    def forget(self, instance: InstanceId) -> None:
+        """Forget an instance that has left."""
+        self.paid(instance)
+        self._without_fences.discard(instance)
 
-    async def look(self, instance: Instance) -> "Choice":
+    async def look(self, instance: Instance) -> Choice:
         """Return an instance's active and available policies; raises ``InstanceControlError``."""
-        return read_policies(await self._control.call(instance, "GET", POLICY_PATH))
+        choice = read_policies(await self._control.call(instance, "GET", POLICY_PATH))
+        (self._without_fences.add if choice.fences is None else self._without_fences.discard)(instance.id)
+        return choice
 
-    async def send(self, instance: Instance, policy: Policy) -> None:
-        """Send a policy to one instance; raises ``InstanceControlError``."""
-        await self._control.call(instance, "PUT", POLICY_PATH, policy.change())
+    async def send(self, instance: Instance, policy: Policy, fence: Fence) -> None:
+        """Send a policy to one instance, after a look at it; raises ``InstanceControlError``."""
+        change = policy.change(None if instance.id in self._without_fences else fence)
+        await self._control.call(instance, "PUT", POLICY_PATH, change)
 
     async def swap(self, instances: Sequence[Instance], policy: Policy, *, noted: Noted) -> SwapReport:
         """Make all instances run ``policy``, or leave them all as they were. The caller has its ``exclusive``.
 
         Before the first instance is changed, ``noted`` receives the running policy of each and returns the policy for a
-        rollback of each. An exception of ``noted`` ends the change.
+        rollback of each. An exception of ``noted`` ends the change. The call also goes to an instance that runs
+        ``policy`` already: after it, older calls are refused there.
         """
         reports = await asyncio.gather(*(self._ask(each) for each in instances))
         before: dict[InstanceId, Policy] = {}
+        choices: list[Choice] = []
         problems: dict[InstanceId, str] = {}
         lacking: set[InstanceId] = set()
         for instance, answer in zip(instances, reports, strict=True):
             if isinstance(answer, InstanceControlError):
                 problems[instance.id] = str(answer)
-            elif (found := answer.get(policy.kind)) is None:
-                known = ", ".join(sorted(answer)) or "none"
+            elif (found := answer.policies.get(policy.kind)) is None:
+                known = ", ".join(sorted(answer.policies)) or "none"
                 lacking.add(instance.id)
                 problems[instance.id] = f"it has no policies of kind {policy.kind!r}; it has {known}"
             else:
                 before[instance.id] = found
+                choices.append(answer)
         if problems:
             return SwapReport(
                 steps={
@@ -195,12 +229,10 @@ class PolicySwap:
                     for each in instances
                 }
             )
-        ran, before = before, dict(await noted(before))
-        results = await asyncio.gather(
-            *(self._change(each, policy, ran[each.id], before[each.id]) for each in instances)
-        )
+        note = await noted(before, choices)
+        results = await asyncio.gather(*(self._change(each, policy, before[each.id], note) for each in instances))
         steps = dict(zip((each.id for each in instances), results, strict=True))
-        report = SwapReport(steps=steps)
+        report = SwapReport(steps=steps, back=note.back)
         return report if report.done else await self.roll_back(instances, report)
 
     async def roll_back(self, instances: Sequence[Instance], report: SwapReport) -> SwapReport:
@@ -209,36 +241,36 @@ class PolicySwap:
         async def back(instance: Instance) -> InstanceStep:
             done = report.steps[instance.id]
             unknown = done.step is Step.ROLLBACK_FAILED
-            if (done.step is not Step.CHANGED and not unknown) or done.before is None:
+            if (done.step is not Step.CHANGED and not unknown) or done.before is None or report.back is None:
                 return done
             if unknown:
-                self.owe(instance.id, done.before)
+                self.owe(instance.id, done.before, report.back)
             try:
-                await self.send(instance, done.before)
+                await self.send(instance, done.before, report.back)
             except InstanceControlError as error:
-                self.owe(instance.id, done.before)
+                self.owe(instance.id, done.before, report.back)
                 return InstanceStep(step=Step.ROLLBACK_FAILED, reason=done.reason or str(error), before=done.before)
             return InstanceStep(step=Step.ROLLED_BACK, reason=done.reason, before=done.before)
 
         after = await asyncio.gather(*(back(each) for each in instances))
-        return SwapReport(steps=dict(zip((each.id for each in instances), after, strict=True)))
+        return SwapReport(steps=dict(zip((each.id for each in instances), after, strict=True)), back=report.back)
 
-    async def _ask(self, instance: Instance) -> Mapping[str, Policy] | InstanceControlError:
+    async def _ask(self, instance: Instance) -> Choice | InstanceControlError:
         try:
-            return await self.running(instance)
+            return await self.look(instance)
         except InstanceControlError as error:
             return error
 
-    async def _change(self, instance: Instance, policy: Policy, ran: Policy, before: Policy) -> InstanceStep:
-        if ran == before == policy:
-            return InstanceStep(step=Step.UNCHANGED, reason="", before=before)
+    async def _change(self, instance: Instance, policy: Policy, ran: Policy, note: Note) -> InstanceStep:
+        before = note.before[instance.id]
         try:
-            await self.send(instance, policy)
+            await self.send(instance, policy, note.fence)
         except InstanceControlError as error:
             step = Step.REFUSED if error.sure else Step.ROLLBACK_FAILED
             mistaken = error.status == HTTPStatus.BAD_REQUEST
             return InstanceStep(step=step, reason=str(error), before=before, mistaken=mistaken)
-        return InstanceStep(step=Step.CHANGED, reason="", before=before)
+        step = Step.UNCHANGED if ran == before == policy else Step.CHANGED
+        return InstanceStep(step=step, reason="", before=before)
 
 
 _CALLS = 3
@@ -248,6 +280,7 @@ class _AllRunning(msgspec.Struct, frozen=True):
     policies: list[Policy]
     available: dict[str, str] = {}
     strategies: dict[str, str] = {}
+    fences: dict[str, dict[str, int]] | None = None
 
 
 def read_policies(body: bytes) -> Choice:
@@ -257,5 +290,8 @@ def read_policies(body: bytes) -> Choice:
     except UNREADABLE as error:
         raise InstanceControlError(f"{POLICY_PATH} can't be read: {error}", status=None, sure=True) from None
     return Choice(
-        policies={each.kind: each for each in reply.policies}, available=reply.available, strategies=reply.strategies
+        policies={each.kind: each for each in reply.policies},
+        available=reply.available,
+        strategies=reply.strategies,
+        fences=reply.fences,
     )

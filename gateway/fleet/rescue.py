@@ -2,8 +2,10 @@
 
 An operation is pending in the store until it ends, and its gateway renews its lease every second. When a lease of
 ``LEASE_S`` has expired, the first other gateway that notices takes the operation over: instances return to their
-previous state, or to the state in the store, and the audit log records the undo. A gateway abandons its own operation
-when an instance did not answer its rollback; whichever gateway takes it over, the outcome in the audit log stays.
+previous state, or to the state in the store, and the audit log records the undo. Each instance of the note receives a
+policy call with a new fence, even if it runs the right policy: later it refuses the ended gateway's calls.
+A gateway abandons its own operation when an instance did not answer its rollback; whichever gateway takes it over, the
+outcome in the audit log stays.
 """
 
 import json
@@ -60,7 +62,7 @@ class Rescue:
         """Take over operations of other gateways whose lease expired, and end those that are undone; raises
         ``StoreUnavailableError``.
         """
-        for operation in await self._store.operations():
+        for operation in (await self._store.pending()).operations:
             if operation.left_s < 0 and operation.number not in own and operation.number not in self._taken:
                 await self._take(operation)
         if self._taken:
@@ -69,7 +71,8 @@ class Rescue:
             await self._end(taken)
 
     async def _take(self, operation: PendingOperation) -> None:
-        if not await self._store.take(operation.number, lease_s=LEASE_S):
+        fence = await self._store.take(operation.number, lease_s=LEASE_S)
+        if fence is None:
             return
         self._taken[operation.number] = _Taken(operation, self._clock())
         what = f"{operation.action.action} {operation.action.target}"
@@ -83,7 +86,7 @@ class Rescue:
         note = read_note(operation.note)
         for each in note.policies:
             policy = Policy(kind=each.kind, name=each.name, params=each.params)
-            self._swap.owe(InstanceId(each.instance), policy)
+            self._swap.owe(InstanceId(each.instance), policy, fence)
         await self._unpin(note)
 
     async def _unpin(self, note: UndoNote) -> None:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, NamedTuple
 
+from kvcontrol.core.policy_control import Fence
+
 ABSENT: Final = 0
 """As an expected version: the document must not be there."""
 
@@ -112,6 +114,15 @@ class PendingOperation:
     note: str
     left_s: float
     abandoned: bool
+
+
+class Pending(NamedTuple):
+    """Pending operations, the oldest first. ``fence`` was the newest one just before they were read: an operation with
+    an older fence is among them, or had ended.
+    """
+
+    fence: Fence
+    operations: Sequence[PendingOperation]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ older than that does not start, and a running one answers that the store can't b
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
+from uuid import uuid4
 
 from gateway.state.database import Database
 
@@ -72,6 +73,17 @@ MIGRATIONS: Final = (
             ),
         ),
     ),
+    Migration(
+        version=4,
+        oldest=1,
+        statements=(
+            (
+                "CREATE TABLE IF NOT EXISTS kvgate_fence (only_row INTEGER PRIMARY KEY CHECK (only_row = 1), "
+                "store TEXT NOT NULL, number BIGINT NOT NULL)"
+            ),
+            ("INSERT INTO kvgate_fence (only_row, store, number) VALUES (1, '{new_id}', 0) ON CONFLICT DO NOTHING"),
+        ),
+    ),
 )
 """Versions before 2 did not record theirs. A document that is gone stays as a row without a body, so that its version
 goes on counting.
@@ -113,7 +125,7 @@ def _migrate(database: Database, migrations: Sequence[Migration]) -> None:
     for migration in migrations:
         if migration.version > present:
             for statement in migration.statements:
-                database.execute(statement.format(serial=database.serial))
+                database.execute(statement.format(serial=database.serial, new_id=uuid4().hex))
     last = migrations[-1]
     database.execute(
         "INSERT INTO kvgate_schema (only_row, version, oldest) VALUES (1, ?, ?) "

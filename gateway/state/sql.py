@@ -16,13 +16,14 @@ from gateway.state.documents import (
     Change,
     Document,
     Kind,
-    PendingOperation,
+    Pending,
     Remembered,
     Revision,
     Snapshot,
 )
 from gateway.state.statements import Record
 from gateway.state.store import Remember
+from kvcontrol.core.policy_control import Fence
 
 CALL_LIMIT_S = 5.0
 
@@ -63,16 +64,19 @@ class SqlStore:
     async def abandon(self, number: int, action: Action) -> None:
         await self._thread.run(lambda database: statements.abandon(database, number, action))
 
-    async def note(self, number: int, note: str, *, lease_s: float) -> None:
-        await self._thread.run(lambda database: statements.note(database, number, note, lease_s))
+    async def note(self, number: int, note: str, *, lease_s: float, above: int = 0) -> Fence:
+        return await self._thread.run(lambda database: statements.note(database, number, note, lease_s, above))
+
+    async def advance(self, above: int) -> None:
+        await self._thread.run(lambda database: statements.advance(database, above))
 
     async def hold(self, numbers: Sequence[int], *, lease_s: float) -> None:
         await self._thread.run(lambda database: statements.hold(database, numbers, lease_s))
 
-    async def operations(self) -> Sequence[PendingOperation]:
-        return await self._thread.run(statements.operations)
+    async def pending(self) -> Pending:
+        return await self._thread.run(statements.pending)
 
-    async def take(self, number: int, *, lease_s: float) -> bool:
+    async def take(self, number: int, *, lease_s: float) -> Fence | None:
         return await self._thread.run(lambda database: statements.take(database, number, lease_s))
 
     async def apply(

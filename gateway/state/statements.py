@@ -16,12 +16,14 @@ from gateway.state.documents import (
     Delete,
     Document,
     Kind,
+    Pending,
     PendingOperation,
     Remembered,
     Revision,
     Snapshot,
 )
 from gateway.state.store import ConflictError, OperationBusyError, OperationLostError, Remember, RepeatedKeyError
+from kvcontrol.core.policy_control import Fence
 
 _REMEMBERED_S: Final = 24 * 3600.0
 _MOST_FORGOTTEN: Final = 100
@@ -114,14 +116,31 @@ def begin(database: Database, record: Record, lease_s: float, excludes: Collecti
         return number
 
 
-def note(database: Database, number: int, text: str, lease_s: float) -> None:
-    """Write how to undo an operation; raises ``OperationLostError``."""
+def note(database: Database, number: int, text: str, lease_s: float, above: int) -> Fence:
+    """Write how to undo an operation, and issue two fences; return the first one. Raises ``OperationLostError``."""
     with database.transaction():
         if not database.rows(
             "UPDATE kvgate_acts SET note = ?, until_s = ? WHERE number = ? AND abandoned = 0 RETURNING number",
             [text, database.now() + lease_s, number],
         ):
             raise _lost(number)
+        store, last = _issue(database, 2, above)
+        return Fence(store, last - 1)
+
+
+def advance(database: Database, above: int) -> None:
+    """Let all new fences be newer than ``above``."""
+    with database.transaction():
+        _issue(database, 1, above)
+
+
+def _issue(database: Database, count: int, above: int = 0) -> tuple[str, int]:
+    """Issue some fences; return the store's identity and the last of them."""
+    [[store, number]] = database.rows(
+        "UPDATE kvgate_fence SET number = CASE WHEN number < ? THEN ? ELSE number END + ? RETURNING store, number",
+        [above, above, count],
+    )
+    return store, int(number)
 
 
 def hold(database: Database, numbers: Sequence[int], lease_s: float) -> None:
@@ -130,6 +149,12 @@ def hold(database: Database, numbers: Sequence[int], lease_s: float) -> None:
         until_s = database.now() + lease_s
         for number in numbers:
             database.execute("UPDATE kvgate_acts SET until_s = ? WHERE number = ?", [until_s, number])
+
+
+def pending(database: Database) -> Pending:
+    """Return the newest fence, and then the pending operations."""
+    [[store, number]] = database.rows("SELECT store, number FROM kvgate_fence")
+    return Pending(Fence(store, int(number)), operations(database))
 
 
 def operations(database: Database) -> list[PendingOperation]:
@@ -153,16 +178,16 @@ def operations(database: Database) -> list[PendingOperation]:
     ]
 
 
-def take(database: Database, number: int, lease_s: float) -> bool:
-    """Take over an operation whose time is over; return whether nobody else did."""
+def take(database: Database, number: int, lease_s: float) -> Fence | None:
+    """Take over an operation whose time is over, and issue a fence; None where another gateway took it over."""
     with database.transaction():
         now_s = database.now()
-        return bool(
-            database.rows(
-                "UPDATE kvgate_acts SET until_s = ?, abandoned = 1 WHERE number = ? AND until_s < ? RETURNING number",
-                [now_s + lease_s, number, now_s],
-            )
-        )
+        if not database.rows(
+            "UPDATE kvgate_acts SET until_s = ?, abandoned = 1 WHERE number = ? AND until_s < ? RETURNING number",
+            [now_s + lease_s, number, now_s],
+        ):
+            return None
+        return Fence(*_issue(database, 1))
 
 
 def abandon(database: Database, number: int, action: Action) -> None:

@@ -18,11 +18,12 @@ from gateway.state.documents import (
     Change,
     Document,
     Kind,
-    PendingOperation,
+    Pending,
     Remembered,
     Revision,
     Snapshot,
 )
+from kvcontrol.core.policy_control import Fence
 
 Remember = Callable[[Sequence[Document | None]], Remembered]
 """Makes of the documents after a change what was answered to it."""
@@ -102,20 +103,30 @@ class Store(Protocol):
         """
         ...
 
-    async def note(self, number: int, note: str, *, lease_s: float) -> None:
-        """Write how to undo an operation, before it is done; raises ``OperationLostError``."""
+    async def note(self, number: int, note: str, *, lease_s: float, above: int = 0) -> Fence:
+        """Write how to undo an operation, before it is done; raises ``OperationLostError``.
+
+        Return a new fence for its calls. The fence after that one is issued, too: for the calls that undo them.
+        ``above`` is the newest fence of this store that instances know: an older copy of a store issued it.
+        """
+        ...
+
+    async def advance(self, above: int) -> None:
+        """Let all new fences be newer than ``above``."""
         ...
 
     async def hold(self, numbers: Sequence[int], *, lease_s: float) -> None:
         """Keep pending operations for another ``lease_s``."""
         ...
 
-    async def operations(self) -> Sequence[PendingOperation]:
-        """Return the pending operations of all gateways, the oldest first."""
+    async def pending(self) -> Pending:
+        """Return the pending operations of all gateways, and the newest fence."""
         ...
 
-    async def take(self, number: int, *, lease_s: float) -> bool:
-        """Take over an operation whose owner is taken for dead; return whether nobody else did."""
+    async def take(self, number: int, *, lease_s: float) -> Fence | None:
+        """Take over an operation whose owner is taken for dead. Return a new fence for the calls that undo it, None
+        where another gateway took it over.
+        """
         ...
 
     async def apply(

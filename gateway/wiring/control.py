@@ -1,6 +1,6 @@
 """Constructs the fleet's control: stored documents, policies, KV budgets and pinned prefixes."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from time import monotonic
@@ -86,7 +86,7 @@ def build_control(
         registry=registry,
         control=control,
         swap=swap,
-        settled=_settled(directory, changes),
+        settled=partial(_settled, directory, changes),
         watch=PolicyWatch(observation.problems),
         desired=lambda: desired_state_of(
             directory.current, presets.all(), base.authenticator.configured, observation.problems
@@ -142,14 +142,13 @@ def _directory_keeper(base: Base, instances: Instances, observation: Observation
     )
 
 
-def _settled(directory: DirectoryKeeper, changes: Changes) -> Callable[[], Awaitable[Settled]]:
-    """Return what the store says of changes of policies; where it can't be read, nothing is known."""
-
-    async def settled() -> Settled:
-        try:
-            await directory.refresh()
-            return await changes.operations.settled()
-        except StoreUnavailableError:
-            return Settled(known=False, still=False)
-
+async def _settled(directory: DirectoryKeeper, changes: Changes, newest: Mapping[str, int]) -> Settled | None:
+    """Return what the store says of changes of policies, and then refresh the directory: what the changes that have
+    ended stored is in it. None where the store can't be read.
+    """
+    try:
+        settled = await changes.operations.settled(newest)
+        await directory.refresh()
+    except StoreUnavailableError:
+        return None
     return settled

@@ -230,13 +230,13 @@ async def test_an_act_is_open_until_it_ends_and_whoever_takes_it_over_ends_it_in
     owner, other = opener(), opener()
     number = await owner.begin(replace(ACT, outcome="begun"), lease_s=3600)
     await owner.note(number, "what to undo", lease_s=3600)
-    [operation] = await other.operations()
+    [operation] = (await other.pending()).operations
     seen = (operation.number, operation.action.target, operation.note, operation.abandoned)
     assert seen == (number, ACT.target, "what to undo", False)
     assert 0 < operation.left_s <= 3600
     assert not await other.take(number, lease_s=60)  # its owner is there
     await owner.hold([number], lease_s=-1)
-    assert (await other.operations())[0].left_s < 0
+    assert (await other.pending()).operations[0].left_s < 0
     assert await other.take(number, lease_s=60)
     assert not await owner.take(number, lease_s=60)
     with pytest.raises(OperationLostError):
@@ -246,7 +246,7 @@ async def test_an_act_is_open_until_it_ends_and_whoever_takes_it_over_ends_it_in
         await owner.apply([Put(kind=Kind.TENANT, name="acme", body="1")], action=ACT, completes=number)
     assert await owner.document(Kind.TENANT, "acme") is None
     assert [each.action.outcome for each in await owner.audit(limit=10)] == ["undone"]
-    assert list(await owner.operations()) == []
+    assert list((await owner.pending()).operations) == []
     await owner.close()
     await other.close()
 
@@ -261,7 +261,7 @@ async def test_an_operation_excludes_others_until_it_ends_or_is_abandoned(opener
     await owner.abandon(number, replace(ACT, outcome="rolled_back"))
     with pytest.raises(OperationLostError):
         await owner.abandon(number, ACT)
-    [operation] = await other.operations()
+    [operation] = (await other.pending()).operations
     assert (operation.abandoned, operation.action.outcome) == (True, "rolled_back")
     assert operation.left_s < 0
     second = await other.begin(begun, lease_s=60, excludes=[ACT.action])
@@ -269,6 +269,40 @@ async def test_an_operation_excludes_others_until_it_ends_or_is_abandoned(opener
     await owner.begin(begun, lease_s=60, excludes=[ACT.action])
     await owner.close()
     await other.close()
+
+
+async def test_each_note_and_each_takeover_gets_a_newer_fence_of_the_same_store(opener: Opener) -> None:
+    owner, other = opener(), opener()
+    first = (await owner.pending()).fence
+    number = await owner.begin(replace(ACT, outcome="begun"), lease_s=3600)
+    fences = [await owner.note(number, "what to undo", lease_s=3600) for _ in range(2)]
+    assert first.number < fences[0].number
+    assert fences[0].number + 1 < fences[1].number  # the one between is for the calls that undo the first
+    await owner.hold([number], lease_s=-1)
+    assert await owner.take(-1, lease_s=60) is None
+    taken = await other.take(number, lease_s=60)
+    assert taken is not None
+    assert fences[1].number + 1 < taken.number
+    assert await owner.take(number, lease_s=60) is None
+    assert (await owner.pending()).fence == taken
+    await other.advance(taken.number + 1000)
+    after = (await owner.pending()).fence
+    assert after.number > taken.number + 1000
+    await owner.advance(1)
+    second = await other.begin(replace(ACT, outcome="begun"), lease_s=3600)
+    above = await other.note(second, "", lease_s=60, above=after.number + 1000)
+    assert above.number > after.number + 1000
+    assert {each.store for each in (first, *fences, taken, after, above)} == {first.store}
+    await owner.close()
+    await other.close()
+
+
+async def test_two_stores_have_different_names(tmp_path: Path) -> None:
+    stores = [open_sqlite(tmp_path / name) for name in ("one", "two", "one")]
+    one, two, again = [(await each.pending()).fence.store for each in stores]
+    assert one == again != two
+    for each in stores:
+        await each.close()
 
 
 async def test_an_idempotency_key_is_remembered_once(store: Store) -> None:

@@ -11,12 +11,14 @@ import json
 import time
 import zlib
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import msgspec
 from aiohttp import web
 
+from engines.control.errors import StaleFenceError
+from engines.control.fences import Fences
 from kvcontrol.core import BlockHash, CacheIdentity, CacheTier
 from kvcontrol.core.control import CACHE_SALT_HEADER, InstanceStats, LoadStats, PrefixCacheStats, TierStats
 from kvcontrol.core.pd import PD_HEADER, Fetch, Hold, PdStats, Ticket, parse_pd_header
@@ -90,8 +92,7 @@ class ScriptedEngine:
         self.headers: list[dict[str, str]] = []
         self.bodies: list[bytes] = []
         self.targets: list[str] = []  # path and query of each request, as they came
-        self.active = 0
-        self.aborted = 0
+        self.active = self.aborted = 0
         self.tiers: dict[CacheTier, TierStats] = {}
         self.quotas: dict[tuple[str, str], Any] = {}  # as the gateway told them, by tenant and tier
         self.quota_unit_bytes = 1  # bursts are rounded down to whole ones
@@ -101,6 +102,7 @@ class ScriptedEngine:
         self.strategies: dict[str, str] = {}
         self.refused_policies: set[str] = set()
         self.frozen: list[PolicyChange] | None = None  # what came since it was stopped, read and not answered
+        self.fences: Fences | None = Fences()  # None as in an engine of an earlier version
         self.policy_status: int | None = None  # answered to PUT /kv/v1/policy instead
         self.policy_gate: asyncio.Event | None = None  # changes of a policy are answered once it is set
         self.policies_asked = 0
@@ -325,9 +327,13 @@ class ScriptedEngine:
         """Do all that came meanwhile, the last of it first, though nobody waits for it any more."""
         came, self.frozen = self.frozen or [], None
         for each in reversed(came):
-            self._change_policy(each)
+            with suppress(StaleFenceError):
+                self._change_policy(each)
 
     def _change_policy(self, said: PolicyChange) -> None:
+        """Raise ``StaleFenceError`` for a change that is older than one that came before."""
+        if said.fence is not None and self.fences is not None:
+            self.fences.come(said.kind, said.fence)
         self.told.append(said.name)
         self.policies[said.kind] = {"kind": said.kind, "name": said.name, "params": said.params}
 
@@ -339,10 +345,12 @@ class ScriptedEngine:
         if self.policy_status is not None:
             return web.json_response({"error": {"message": "scripted"}}, status=self.policy_status)
         said = {"policies": list(self.policies.values()), "available": self.available, "strategies": self.strategies}
-        return web.json_response(said)
+        return web.json_response(said if self.fences is None else said | {"fences": self.fences.report()})
 
     async def put_policy(self, request: web.Request) -> web.Response:
         said = msgspec.json.decode(await request.read(), type=PolicyChange)
+        if said.fence is not None and self.fences is None:
+            return web.json_response({"error": {"message": "unknown field fence"}}, status=400)
         if self.frozen is not None:
             self.frozen.append(said)
             await asyncio.sleep(3600)
@@ -354,7 +362,10 @@ class ScriptedEngine:
         if said.name in self.refused_policies:
             self.told.append(said.name)
             return web.json_response({"error": {"message": f"{said.name} is not for me"}}, status=400)
-        self._change_policy(said)
+        try:
+            self._change_policy(said)
+        except StaleFenceError as error:
+            return web.json_response({"error": {"message": str(error)}}, status=409)
         return web.json_response(self.policies[said.kind])
 
     async def reset(self, request: web.Request) -> web.Response:

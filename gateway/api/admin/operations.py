@@ -7,19 +7,20 @@ store could not take at once is written later.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Final
 
 from gateway.fleet.keeper import Settled
-from gateway.fleet.policies import Policy
+from gateway.fleet.policies import Choice, Note, Policy
 from gateway.fleet.rescue import LEASE_S
 from gateway.fleet.undo_note import NotedPolicy, UndoNote, noted, read_note
 from gateway.state import (
     Action,
     Kind,
     OperationLostError,
+    PendingOperation,
     Remember,
     Remembered,
     RepeatedKeyError,
@@ -27,6 +28,7 @@ from gateway.state import (
     StoreUnavailableError,
 )
 from kvcontrol.core.ids import InstanceId
+from kvcontrol.core.policy_control import Fence
 
 _EVERY_S: Final = 1.0
 _CHANGES_POLICIES: Final = frozenset({"swap", "apply"})
@@ -74,31 +76,34 @@ class Operations:
         self._open.add(operation.number)
         return operation
 
-    async def note(self, operation: Operation, note: UndoNote) -> None:
-        """Write how to undo an operation, before its change is made.
+    async def note(self, operation: Operation, note: UndoNote, *, above: int = 0) -> Fence:
+        """Write how to undo an operation, before its change is made, and return the fence of its calls.
 
         Raises ``StoreUnavailableError``, ``OperationLostError``. Where it returns, the lease has not expired: a
         process that was stopped meanwhile may be undone by another gateway, and must change nothing more.
         """
         began_s = monotonic()
-        await self._store.note(operation.number, note.text(), lease_s=LEASE_S)
+        fence = await self._store.note(operation.number, note.text(), lease_s=LEASE_S, above=above)
         if monotonic() - began_s >= LEASE_S:
             raise OperationLostError(
                 f"operation {operation.number} may be undone by another gateway: this one stood still for {LEASE_S:g} s"
             )
         operation.noted = True
+        return fence
 
     async def note_policies(
-        self, operation: Operation, ran: Mapping[InstanceId, Policy]
-    ) -> Mapping[InstanceId, Policy]:
-        """Add the policies that instances run to the note of an operation, and return the policies for a rollback.
+        self, operation: Operation, ran: Mapping[InstanceId, Policy], choices: Collection[Choice]
+    ) -> Note:
+        """Add the policies that instances run to the note of an operation, and return those for a rollback.
 
         Raises like ``note``.
         """
-        before = await self.ran_before(ran)
+        pending = await self._store.pending()
+        before = await self.ran_before(ran, pending.operations)
         operation.policies += noted(before)
-        await self.note(operation, UndoNote(policies=operation.policies))
-        return before
+        known = (each.newest(policy.kind, pending.fence.store) for each in choices for policy in ran.values())
+        fence = await self.note(operation, UndoNote(policies=operation.policies), above=max(known, default=0))
+        return Note(before=before, fence=fence, back=Fence(fence.store, fence.number + 1))
 
     async def close(self, number: int, action: Action, *, unfinished: bool, remember: Remember | None = None) -> None:
         """Write the outcome of an operation; an unfinished one is left to the first gateway that notices it."""
@@ -107,13 +112,15 @@ class Operations:
         else:
             await self._store.apply([], action=action, remember=remember, completes=number)
 
-    async def ran_before(self, ran: Mapping[InstanceId, Policy]) -> dict[InstanceId, Policy]:
+    async def ran_before(
+        self, ran: Mapping[InstanceId, Policy], pending: Sequence[PendingOperation]
+    ) -> dict[InstanceId, Policy]:
         """Return what instances ran before, given what they run: an instance that an abandoned change may have left at
         another policy will return to the one in its note, unless a policy is stored. Raises ``StoreUnavailableError``.
         """
         stored = {each.name for each in await self._store.documents(Kind.POLICY)}
         before: dict[InstanceId, Policy] = {}
-        for operation in await self._store.operations():
+        for operation in pending:
             for each in read_note(operation.note).policies if operation.abandoned else ():
                 instance = InstanceId(each.instance)
                 if instance in ran and ran[instance].kind == each.kind and each.kind not in stored:
@@ -136,10 +143,18 @@ class Operations:
         """Return the answer to an idempotency key, if it is not written yet."""
         return next((each.remember for each in self._ends if each.remember and each.remember.key == key), None)
 
-    async def settled(self) -> Settled:
-        """Return whether gateways change policies, or undo changes; raises ``StoreUnavailableError``."""
-        found = [each for each in await self._store.operations() if each.action.action in _CHANGES_POLICIES]
-        return Settled(known=all(each.abandoned for each in found), still=not found)
+    async def settled(self, newest: Mapping[str, int]) -> Settled:
+        """Return whether gateways change policies, or undo changes; raises ``StoreUnavailableError``.
+
+        ``newest`` are the newest fences that instances knew before, by store. Where they are newer than the store's, it
+        is an older copy, restored or promoted: it continues from theirs.
+        """
+        pending = await self._store.pending()
+        if (above := newest.get(pending.fence.store, 0)) > pending.fence.number:
+            await self._store.advance(above)
+            pending = await self._store.pending()
+        found = [each for each in pending.operations if each.action.action in _CHANGES_POLICIES]
+        return Settled(known=all(each.abandoned for each in found), still=not found, fence=pending.fence)
 
     async def write(self) -> None:
         """Write the outcomes that are not in the store yet; raises ``StoreUnavailableError``."""

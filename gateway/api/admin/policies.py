@@ -40,7 +40,7 @@ PolicyKind = Annotated[
 ]
 
 
-_NOTHING = Choice(policies={}, available={}, strategies={})
+_NOTHING = Choice(policies={}, available={}, strategies={}, fences=None)
 
 
 class StepView(BaseModel):

@@ -208,7 +208,7 @@ async def _swap_all(
 async def _kinds(swap: PolicySwap, instance: Instance) -> frozenset[str]:
     """Which kinds of policies an instance has: none where it has no such route."""
     try:
-        return frozenset(await swap.running(instance))
+        return frozenset((await swap.look(instance)).policies)
     except InstanceControlError as error:
         if error.status == 404:  # noqa: PLR2004 - HTTP's Not Found
             return frozenset()

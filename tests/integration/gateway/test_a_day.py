@@ -221,7 +221,7 @@ async def test_an_act_is_taken_over_when_its_lease_ends_by_the_stores_clock(tmp_
                 await ahead.store.hold([number], lease_s=LEASE_S)
             right.now_s += LEASE_S + 1
             tick()
-            [operation] = await behind.store.operations()
+            [operation] = (await behind.store.pending()).operations
             assert operation.left_s == pytest.approx(-1.0, abs=0.01)
             assert await behind.store.take(number, lease_s=LEASE_S)
             assert not await ahead.store.take(number, lease_s=LEASE_S)

@@ -9,6 +9,8 @@ import aiohttp
 import pytest
 
 from gateway.fleet import InstanceControl, PolicySwap, SwapBusyError
+from kvcontrol.core.blocks import CacheTier
+from kvcontrol.core.control import TierStats
 from kvcontrol.core.policy_control import PolicyChange
 from kvcontrol.core.tenant import tenant_of_salt
 from tests.support.admin import ADMIN_KEY, Admin, locked_store
@@ -106,8 +108,14 @@ async def test_an_instance_that_can_not_be_asked_ends_it_before_anything_changed
     assert fleet.engines["a"].told == fleet.engines["b"].told == []
 
 
-async def test_an_engine_that_stops_within_a_change_is_named_and_comes_back_to_what_it_ran(tmp_path: Path) -> None:
+@pytest.mark.parametrize("fences", [True, False])
+async def test_an_engine_that_stops_within_a_change_is_named_and_comes_back_to_what_it_ran(
+    tmp_path: Path, *, fences: bool
+) -> None:
     engines = {"a": ScriptedEngine(), "b": ScriptedEngine()}
+    if not fences:
+        for each in engines.values():
+            each.fences = None
     async with running_fleet(tmp_path, engines, admin_key=ADMIN_KEY, control_timeout_s=1.0) as fleet:
         admin, (a, b) = Admin(fleet.gateway), engines.values()
         b.freeze()
@@ -126,10 +134,25 @@ async def test_an_engine_that_stops_within_a_change_is_named_and_comes_back_to_w
             return running(fleet) == [LRU, LRU]
 
         b.thaw()
-        assert b.policies["eviction"] == S3_FIFO, "it did what it was told first, at last"
+        assert b.policies["eviction"] == (LRU if fences else S3_FIFO)  # the first call comes last
         await eventually(as_before)
         await admin.ok("PUT", "/policies/eviction", SAID)
         assert running(fleet) == [S3_FIFO, S3_FIFO]
+
+
+async def test_a_look_at_an_instance_is_one_call_for_all_kinds_of_policies(tmp_path: Path) -> None:
+    engine = ScriptedEngine()
+    engine.policies |= {kind: {"kind": kind, "name": "lru", "params": {}} for kind in ("eviction:ddr", "eviction:nvme")}
+    engine.tiers = {CacheTier.DDR: TierStats(capacity_blocks=9, used_blocks=0, cached_blocks=0, block_bytes=9)}
+    async with running_fleet(tmp_path, {"a": engine}, admin_key=ADMIN_KEY) as fleet:
+        admin = Admin(fleet.gateway)
+        for kind in ("eviction", "eviction:ddr"):
+            await admin.ok("PUT", f"/policies/{kind}", SAID)
+        looks, asked = engine.quotas_asked, engine.policies_asked  # a look asks for the quotas last
+        await eventually(lambda: engine.quotas_asked == looks + 1)
+        looks, asked = engine.quotas_asked, engine.policies_asked
+        await eventually(lambda: engine.quotas_asked == looks + 2)
+        assert engine.policies_asked <= asked + 3  # another reader looks once a minute
 
 
 async def test_an_engine_that_is_stopped_already_ends_a_change_before_anything_changed(tmp_path: Path) -> None:

@@ -3,10 +3,10 @@
 import asyncio
 import copy
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import aiohttp
 
@@ -28,6 +28,13 @@ SAID = {"name": "s3fifo", "params": {"small": 0.1}}
 WITHIN_S = 60.0
 
 
+class HasUrl(Protocol):
+    """An engine, or a proxy before one."""
+
+    @property
+    def url(self) -> str: ...
+
+
 class Doomed:
     """A gateway process that is going to be killed."""
 
@@ -41,10 +48,10 @@ class Doomed:
 
 
 @asynccontextmanager
-async def doomed(state_dir: Path, engines: dict[str, ScriptedEngine], **settings: str) -> AsyncIterator[Doomed]:
+async def doomed(state_dir: Path, engines: Mapping[str, HasUrl], **settings: str) -> AsyncIterator[Doomed]:
     process = await start(
         state_dir,
-        KVGATE_INSTANCES=json.dumps(instances(engines)),
+        KVGATE_INSTANCES=json.dumps([{"id": name, "url": each.url} for name, each in engines.items()]),
         KVGATE_ADMIN_KEY=ADMIN_KEY,
         KVGATE_HEALTH_INTERVAL_S="0.05",
         **settings,

@@ -3,23 +3,27 @@
 import asyncio
 import json
 import signal
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+import pytest
 
 from gateway.api.admin.operations import Operations
 from gateway.fleet import Policy
 from gateway.fleet.undo_note import NotedPolicy, UndoNote
 from gateway.state import Action, Kind, Put, open_sqlite
 from kvcontrol.core.ids import InstanceId
-from tests.integration.gateway.test_half_done import LRU, S3_FIFO, SAID, WITHIN_S, audited, doomed
+from kvcontrol.core.policy_control import Fence
+from tests.integration.gateway.test_half_done import LRU, S3_FIFO, SAID, WITHIN_S, audited, doomed, lost
 from tests.integration.gateway.test_process import listening, start
 from tests.support.admin import ADMIN_KEY, Admin
 from tests.support.cutting_proxy import cutting_proxy
 from tests.support.databases import postgres_server, postgres_url
 from tests.support.fleet import instances
+from tests.support.late_proxy import LateProxy, late_proxy
 from tests.support.running_gateway import GatewayClient, eventually, running_gateway
 from tests.support.scripted_engine import ScriptedEngine
 
@@ -113,7 +117,7 @@ async def test_a_gateway_that_stood_still_after_its_note_changes_no_instance(tmp
                 process.send_signal(signal.SIGCONT)
                 status, _, said = await change
                 assert (status, said["error"]["code"]) == (409, "act_lost")
-                assert (a.told, b.told) == ([], [])
+                assert {*a.told, *b.told} == {"lru"}  # of the gateway that has undone it
                 assert await outcomes(admin) == [("swap", "undone")]
             finally:
                 process.kill()
@@ -121,8 +125,13 @@ async def test_a_gateway_that_stood_still_after_its_note_changes_no_instance(tmp
             await drained
 
 
-async def test_another_gateway_completes_a_rollback_that_an_instance_did_not_answer(tmp_path: Path) -> None:
+@pytest.mark.parametrize("fences", [True, False])
+async def test_another_gateway_completes_a_rollback_that_an_instance_did_not_answer(
+    tmp_path: Path, *, fences: bool
+) -> None:
     a, b = ScriptedEngine(), ScriptedEngine()
+    if not fences:
+        a.fences = b.fences = None
     engines = {"a": a, "b": b}
     async with a.started(), b.started():
         async with doomed(tmp_path, engines, KVGATE_CONTROL_TIMEOUT_S="1") as first:
@@ -142,13 +151,128 @@ async def test_another_gateway_completes_a_rollback_that_an_instance_did_not_ans
             await eventually(named, WITHIN_S)
             assert await outcomes(admin) == [("swap", "rolled_back")]
             b.thaw()
-            assert b.policies["eviction"] == S3_FIFO
+            assert b.policies["eviction"] == (LRU if fences else S3_FIFO)  # the first call comes last
 
             async def restored() -> bool:
                 return await problems(admin) == [] and b.policies["eviction"] == LRU
 
             await eventually(restored, WITHIN_S)
             assert await outcomes(admin) == [("swap", "rolled_back")]
+
+
+async def outcome_is(admin: Admin, outcome: str) -> None:
+    async def there() -> bool:
+        return (await outcomes(admin))[0] == ("swap", outcome)
+
+    await eventually(there, WITHIN_S)
+
+
+async def swap_and_kill(
+    folder: Path, ways: Mapping[str, ScriptedEngine | LateProxy], late: Sequence[LateProxy]
+) -> None:
+    """Begin a swap to S3-FIFO, and kill its gateway once all its calls to ``late`` are on their way."""
+    async with doomed(folder, ways) as first:
+        change = asyncio.create_task(lost(Admin(first.gateway).call("PUT", "/policies/eviction", SAID)))
+        await eventually(lambda: all(each.requests for each in late))
+        await first.kill()
+        await change
+
+
+async def test_calls_of_a_gateway_that_was_killed_before_any_arrived_change_nothing_later(tmp_path: Path) -> None:
+    a, b = ScriptedEngine(), ScriptedEngine()
+    async with a.started(), b.started(), late_proxy(a.port) as to_a, late_proxy(b.port) as to_b:
+        await swap_and_kill(tmp_path, {"a": to_a, "b": to_b}, [to_a, to_b])
+        assert [a.policies["eviction"], b.policies["eviction"]] == [LRU, LRU]
+        async with running_gateway(tmp_path, instances=instances({"a": a, "b": b}), admin_key=ADMIN_KEY) as gateway:
+            admin = Admin(gateway)
+            await outcome_is(admin, "undone")
+            assert [await to_a.deliver(), await to_b.deliver()] == [[409], [409]]
+            assert [a.policies["eviction"], b.policies["eviction"]] == [LRU, LRU]
+            assert await problems(admin) == []
+
+
+async def test_a_late_call_of_a_killed_gateway_does_not_undo_a_newer_swap(tmp_path: Path) -> None:
+    a, b = ScriptedEngine(), ScriptedEngine()
+    async with a.started(), b.started(), late_proxy(b.port) as to_b:
+        await swap_and_kill(tmp_path, {"a": a, "b": to_b}, [to_b])
+        async with running_gateway(tmp_path, instances=instances({"a": a, "b": b}), admin_key=ADMIN_KEY) as gateway:
+            admin = Admin(gateway)
+            await outcome_is(admin, "undone")
+            await admin.ok("PUT", "/policies/eviction", {"name": "fifo"})
+            assert await to_b.deliver() == [409]
+            assert [a.policies["eviction"]["name"], b.policies["eviction"]["name"]] == ["fifo", "fifo"]
+
+
+async def test_a_late_call_of_a_keeper_does_not_undo_a_newer_swap_to_the_policy_that_runs(tmp_path: Path) -> None:
+    a, b = ScriptedEngine(), ScriptedEngine()
+    engines = {"a": a, "b": b}
+    async with a.started(), b.started(), late_proxy(b.port) as to_b:
+        async with running_gateway(tmp_path, instances=instances(engines), admin_key=ADMIN_KEY) as gateway:
+            await gateway.usable(2)
+            await Admin(gateway).ok("PUT", "/policies/eviction", SAID)
+        b.policies["eviction"] = LRU  # somebody changed it
+        async with doomed(tmp_path, {"b": to_b}) as keeper:  # sends what is stored
+            await eventually(lambda: to_b.requests, WITHIN_S)
+            await keeper.kill()
+        async with running_gateway(tmp_path, instances=instances(engines), admin_key=ADMIN_KEY) as gateway:
+            await gateway.usable(2)
+            await Admin(gateway).ok("PUT", "/policies/eviction", {"name": "fifo"})
+            b.policies["eviction"] = LRU
+            await Admin(gateway).ok("PUT", "/policies/eviction", {"name": "lru"})
+            assert await to_b.deliver() == [409]
+            assert [a.policies["eviction"]["name"], b.policies["eviction"]["name"]] == ["lru", "lru"]
+
+
+async def test_a_late_call_that_comes_before_its_swap_is_undone_is_undone_too(tmp_path: Path) -> None:
+    a, b = ScriptedEngine(), ScriptedEngine()
+    async with a.started(), b.started(), late_proxy(b.port) as to_b:
+        await swap_and_kill(tmp_path, {"a": a, "b": to_b}, [to_b])
+        assert await to_b.deliver() == [200]
+        assert [a.policies["eviction"], b.policies["eviction"]] == [S3_FIFO, S3_FIFO]
+        async with running_gateway(tmp_path, instances=instances({"a": a, "b": b}), admin_key=ADMIN_KEY) as gateway:
+            await outcome_is(Admin(gateway), "undone")
+            assert [a.policies["eviction"], b.policies["eviction"]] == [LRU, LRU]
+
+
+async def test_a_fleet_with_an_engine_that_knows_no_fences_swaps_and_goes_back(tmp_path: Path) -> None:
+    a, b = ScriptedEngine(), ScriptedEngine()
+    a.fences = None
+    b.refused_policies = {"fifo"}
+    engines = {"a": a, "b": b}
+    async with (
+        a.started(),
+        b.started(),
+        running_gateway(tmp_path, instances=instances(engines), admin_key=ADMIN_KEY) as gateway,
+    ):
+        await gateway.usable(2)
+        admin = Admin(gateway)
+        await admin.ok("PUT", "/policies/eviction", SAID)
+        status, _, said = await admin.call("PUT", "/policies/eviction", {"name": "fifo"})
+        assert (status, said["error"]["code"]) == (409, "policy_refused")
+        assert [a.policies["eviction"], b.policies["eviction"]] == [S3_FIFO, S3_FIFO]
+        a.policies["eviction"] = LRU
+        await eventually(lambda: a.policies["eviction"] == S3_FIFO, WITHIN_S)
+
+
+async def test_a_restored_store_does_not_lock_instances_that_know_newer_fences(tmp_path: Path) -> None:
+    engine = ScriptedEngine()
+    async with (
+        engine.started(),
+        running_gateway(tmp_path, instances=instances({"a": engine}), admin_key=ADMIN_KEY) as gateway,
+    ):
+        await gateway.usable(1)
+        admin = Admin(gateway)
+        await admin.ok("PUT", "/policies/eviction", SAID)
+        assert engine.fences is not None
+        [store] = engine.fences.report()["eviction"]
+        engine.fences.come("eviction", Fence(store, 1000))  # of the store that was lost
+        await admin.ok("PUT", "/policies/eviction", {"name": "fifo"})
+        assert engine.policies["eviction"]["name"] == "fifo"
+        engine.fences.come("eviction", Fence(store, 10_000))
+        engine.policies["eviction"] = LRU
+        await eventually(lambda: engine.policies["eviction"]["name"] == "fifo", WITHIN_S)
+        assert engine.fences.report()["eviction"][store] > 10_000
+        assert await problems(admin) == []
 
 
 async def test_a_swap_goes_back_to_the_note_of_an_unfinished_one_unless_a_policy_is_stored(tmp_path: Path) -> None:
@@ -160,11 +284,15 @@ async def test_a_swap_goes_back_to_the_note_of_an_unfinished_one_unless_a_policy
     operations = Operations(store)
     number = await store.begin(begun, lease_s=60)
     await store.note(number, note.text(), lease_s=60)
-    assert await operations.ran_before(ran) == ran
+
+    async def before() -> Mapping[InstanceId, Policy]:
+        return await operations.ran_before(ran, (await store.pending()).operations)
+
+    assert await before() == ran
     await store.abandon(number, replace(begun, outcome="rolled_back"))
-    assert await operations.ran_before(ran) == {**ran, InstanceId("a"): Policy(kind="eviction", name="lru")}
+    assert await before() == {**ran, InstanceId("a"): Policy(kind="eviction", name="lru")}
     await store.apply([Put(kind=Kind.POLICY, name="eviction", body="{}")], action=begun)
-    assert await operations.ran_before(ran) == ran
+    assert await before() == ran
     await store.close()
 
 
