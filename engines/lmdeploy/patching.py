@@ -77,24 +77,22 @@ def install(hooks: Sequence[Hook]) -> Callable[[], None]:
     if problems:
         raise HookMismatchError(problems)
     replaced: list[tuple[Any, str, Any, Any]] = []
+    names = _ImportedNames()
     for hook in hooks:
         owner, name = _locate(hook.target)
-        original = _raw(owner, name)
-        replacement = hook.replace(original)
-        _set(owner, name, original, replacement)
-        replaced.append((owner, name, original, replacement))
+        before = _raw(owner, name)
+        replacement = hook.replace(names.now(before))
+        names.set(owner, name, before, replacement)
+        replaced.append((owner, name, before, replacement))
+    names.rebind()
 
     def undo() -> None:
-        for owner, name, original, replacement in reversed(replaced):
-            _set(owner, name, replacement, original)
+        names = _ImportedNames()
+        for owner, name, before, replacement in reversed(replaced):
+            names.set(owner, name, replacement, before)
+        names.rebind()
 
     return undo
-
-
-def _set(owner: Any, name: str, old: Any, new: Any) -> None:
-    setattr(owner, name, new)
-    if inspect.ismodule(owner):
-        _rebind(old, new)
 
 
 def _locate(target: str) -> tuple[Any, str]:
@@ -114,11 +112,34 @@ def _raw(owner: Any, name: str) -> Any:
     return getattr(owner, name)
 
 
-def _rebind(original: Any, replacement: Any) -> None:
-    """Replace ``original`` in every loaded LMDeploy module that imported it by name."""
-    for module_name, module in list(sys.modules.items()):
-        if module is None or module_name.partition(".")[0] != "lmdeploy":
-            continue
-        for key, value in list(vars(module).items()):
-            if value is original:
-                setattr(module, key, replacement)
+class _ImportedNames:
+    """Module-level symbols with their replacements, for the modules that imported them by name.
+
+    All replacements are rebound in one pass: a pass looks at every name of every loaded LMDeploy module, and one for
+    each hook would take half a second of an engine's start.
+    """
+
+    def __init__(self) -> None:
+        self._replacements: dict[int, tuple[Any, Any]] = {}
+
+    def now(self, value: Any) -> Any:
+        """Return the last replacement of a symbol, or the symbol itself where it has none."""
+        while id(value) in self._replacements:
+            value = self._replacements[id(value)][1]
+        return value
+
+    def set(self, owner: Any, name: str, old: Any, new: Any) -> None:
+        setattr(owner, name, new)
+        if inspect.ismodule(owner):
+            old = self.now(old)
+            if new is not old:
+                self._replacements[id(old)] = (old, new)  # holding the old one keeps its id its own
+
+    def rebind(self) -> None:
+        """Replace every symbol in every loaded LMDeploy module that imported it by name."""
+        for module_name, module in list(sys.modules.items()):
+            if module is None or module_name.partition(".")[0] != "lmdeploy":
+                continue
+            for key, value in list(vars(module).items()):
+                if id(value) in self._replacements:
+                    setattr(module, key, self.now(value))

@@ -58,7 +58,36 @@ def test_one_target_can_be_wrapped_twice_in_order(host: ModuleType) -> None:
     add = _hook("policy", "(blocks: int) -> int", lambda old: lambda blocks: old(blocks) + 1)
     double = _hook("policy", None, lambda old: lambda blocks: old(blocks) * 2)
     install([add, double])
-    assert host.policy(3) == 8
+    assert host.policy(3) == host.user.imported_policy(3) == 8
+
+
+def test_two_names_of_one_function_are_wrapped_once_each_in_order_and_unwrapped(host: ModuleType) -> None:
+    host.policy_again = policy
+    add = _hook("policy", None, lambda old: lambda blocks: old(blocks) + 1)
+    double = _hook("policy_again", None, lambda old: lambda blocks: old(blocks) * 2)
+    undo = install([add, double])
+    assert (host.policy_again(3), host.user.imported_policy(3)) == (8, 8)
+    undo()
+    assert host.policy_again is host.user.imported_policy is policy
+
+
+@pytest.mark.usefixtures("host")
+def test_a_module_that_is_loaded_while_hooks_are_installed_gets_the_replacements(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def load_another(old: Any) -> Any:
+        late = ModuleType("lmdeploy.like_late")
+        late.imported_policy = policy
+        monkeypatch.setitem(sys.modules, "lmdeploy.like_late", late)
+        return old
+
+    install(
+        [
+            _hook("policy", None, lambda old: lambda blocks: old(blocks) * 10),
+            _hook("Engine.step", None, load_another),
+        ]
+    )
+    assert sys.modules["lmdeploy.like_late"].imported_policy(1) == 10
 
 
 def test_moved_symbols_are_all_named_and_nothing_is_changed(host: ModuleType) -> None:
