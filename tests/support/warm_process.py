@@ -2,7 +2,7 @@
 
 An LMDeploy instance is two processes that each import torch and transformers for many seconds before anything of ours
 happens. ``start`` runs a module as ``python -m`` would, in a fork of a process that has imported those libraries and
-nothing of LMDeploy or kvgate. The process that ``multiprocessing`` then spawns for the engine is a fork as well, and so
+nothing of kvgate. The process that ``multiprocessing`` then spawns for the engine is a fork as well, and so
 are the first ``python -m`` processes that a module starts, as many as it has spares.
 Everything else is as in a fresh process: environment, command line, output, process tree, ends and signals. What a
 fresh start itself does is proven by the tests that ask for one.
@@ -10,6 +10,7 @@ fresh start itself does is proven by the tests that ask for one.
 
 import atexit
 import ctypes
+import gc
 import json
 import os
 import random
@@ -34,24 +35,49 @@ LIBRARIES = (
     "transformers",
     "transformers.activations",
     "transformers.image_processing_utils",
+    "transformers.models.auto.processing_auto",
     "accelerate",
     "aiohttp",
+    "dns.asyncresolver",
     "fastapi",
+    "fastapi.middleware.cors",
     "httpx2",
     "jinja2",
     "mmengine",
+    "mmengine.dist",
+    "msgspec",
+    "multiprocessing.managers",
     "openai.types.responses",
+    "openai_harmony",
     "opentelemetry",
     "prometheus_client",
     "psutil",
+    "pydantic.v1",
     "pydantic_settings",
     "requests",
+    "rich.progress",
     "sympy",
+    "typer",
     "uvicorn",
+    "uvicorn.lifespan.on",
+    "uvicorn.protocols.http.auto",
+    "uvicorn.protocols.websockets.auto",
+    "uvloop",
     "xgrammar",
+    "xxhash",
+    "yaml",
     "zmq.asyncio",
+    "lmdeploy.cli.entrypoint",
+    "lmdeploy.pytorch.configurations",
+    "lmdeploy.pytorch.engine.mp_engine.zmq_engine",
+    "lmdeploy.pytorch.engine.model_agent",
+    "lmdeploy.pytorch.models.llama",
+    "lmdeploy.pytorch.strategies.ar",
+    "lmdeploy.serve.openai.api_server",
+    "lmdeploy.serve.parsers",
+    "lmdeploy.vl.engine",
 )
-"""What every instance imports, wherever it comes from."""
+"""What every instance imports, wherever it comes from: LMDeploy's modules last, as nothing of ours has changed them."""
 READY_WITHIN_S = 240.0
 SPARE = "spare"
 """In the command line of a fork that waits for its work."""
@@ -363,6 +389,7 @@ def _main() -> None:
     for name in LIBRARIES:
         import_module(name)
     assert threading.active_count() == 1, "a library has started a thread, which a fork would lack"
+    gc.freeze()  # no collection in a fork walks what all forks share
     order = _serve(link)
     if order is not None:
         _become(order)
