@@ -136,21 +136,21 @@ class Exchange:
             raise BodyTimeoutError(f"the request body did not arrive within {timeout_s:g} s") from None
 
     async def _read(self, limit_bytes: int, take: Callable[[int], None]) -> bytes:
-        parts: list[bytes] = []
-        size = 0
+        body = bytearray()  # one memory, however small the parts are that it comes in
         while True:
             message = await self._receive()
             if message["type"] == "http.disconnect":
                 raise ClientGoneError
             part: bytes = message.get("body", b"")
-            size += len(part)
-            if size > limit_bytes:
+            if len(body) + len(part) > limit_bytes:
                 await self._drain()
                 raise _too_large(limit_bytes)
             take(len(part))
-            parts.append(part)
+            if not body and not message.get("more_body", False):
+                return part
+            body += part
             if not message.get("more_body", False):
-                return part if len(parts) == 1 else b"".join(parts)
+                return bytes(body)
 
     async def _drain(self) -> None:
         """Throw away what still comes, for a moment, so that the client gets to read its answer."""
