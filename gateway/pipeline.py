@@ -151,6 +151,7 @@ class Pipeline:
                 tenant, call, fingerprint, expected_output_tokens=self._limits.expected_output_tokens
             )
             call = call._replace(prompt=_READ)  # what was made of a long body is let go
+            received.reserved.keep(len(received.body) + len(call.body))
             with await self._admission.admit(request, held) as slot:
                 deadline.check()
                 record.admitted_s = monotonic()
@@ -178,6 +179,7 @@ class Pipeline:
             slot.began()
             body = received.body if received.coding is None else await self._reader.decoded(received, tenant)
             record.model, answer = await tokens.answer(record.operation, body, tenant)
+            received.reserved.keep(len(received.body) + len(body) + len(answer))
             record.status, record.outcome = HTTPStatus.OK, Outcome.OK
             await exchange.reply(HTTPStatus.OK, answer, [(b"x-request-id", record.request_id.encode()), *record.limits])
 

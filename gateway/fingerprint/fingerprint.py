@@ -15,12 +15,12 @@ from xxhash import xxh3_128
 
 from gateway.fingerprint.canonical import ChatPrompt, Prompt, TextPrompt, TokenPrompt, Unreadable
 from gateway.fingerprint.opaque import as_json, spelled_out
-from gateway.fingerprint.tokenizer import ModelTokenizer
+from gateway.fingerprint.tokenizer import LongRunError, ModelTokenizer
 from gateway.types import Tenant
 from kvcontrol.core.blocks import CacheIdentity
 from kvcontrol.core.hashing import TOKEN_BYTES, chain_hashes, root_hash, token_bytes
 from kvcontrol.core.ids import BlockHash
-from kvcontrol.tokenization import Sought
+from kvcontrol.tokenization import ManyPiecesError, Sought
 
 T = TypeVar("T")
 
@@ -40,6 +40,10 @@ _INLINE_CHARS = 8192
 
 _INLINE_LOOK_UP_BYTES = 256 << 10
 """Up to here it is seen on the event loop whether a prompt is remembered: half a millisecond of work, and most are."""
+_INLINE_PIECES = 2048
+"""Up to so many of them: a special token with a text behind it takes three microseconds."""
+_FIELD_BYTES = 128
+"""What a field of a body counts beside its bytes: to render a message of two takes ten microseconds."""
 _PLAIN_FIELDS = 2
 """Role and content."""
 
@@ -54,6 +58,7 @@ class Gap(StrEnum):
     SEVERAL_PROMPTS = "several_prompts"
     BAD_TOKENS = "bad_tokens"
     BAD_TEXT = "bad_text"
+    LONG_RUN = "long_run"
     NO_GENERATION = "no_generation"
     UNKNOWN_PARTS = "unknown_parts"
 
@@ -180,30 +185,34 @@ class Fingerprinter:
         self._tokenizer = tokenizer
         self._threads = threads
 
-    async def fingerprint(self, prompt: Prompt, *, size_bytes: int, model: str, tenant: Tenant) -> Fingerprint | Gap:
+    async def fingerprint(
+        self, prompt: Prompt, *, size_bytes: int, model: str, tenant: Tenant, fields: int = 0
+    ) -> Fingerprint | Gap:
         """Return the prompt's fingerprint, or why it has none; never raises on account of the prompt.
 
-        ``size_bytes`` is about how long the prompt is. Raises ``RateLimitedError`` when too much waits for a thread.
+        ``size_bytes`` is about how long the prompt is, ``fields`` how many it was read from. Raises
+        ``RateLimitedError`` when too much waits for a thread.
         """
         salt = tenant.salt
+        weight = size_bytes + _FIELD_BYTES * fields
         if self._tokenizer is None:
-            inline = size_bytes <= _INLINE_TEXT_BYTES
+            inline = weight <= _INLINE_TEXT_BYTES
         else:
             inline = size_bytes <= _INLINE_CHARS and self._tokenizer.thread_safe
+        begun: _Encoded | Sought | _Textual | Gap | None = None
         if inline or (isinstance(prompt, TokenPrompt) and size_bytes <= _INLINE_LOOK_UP_BYTES):
-            encoded = self._encode(prompt, salt)
-        elif self._tokenizer is not None and self._tokenizer.remembers and size_bytes <= _INLINE_LOOK_UP_BYTES:
-            begun = self._begin(prompt, salt)
-            if isinstance(begun, Sought):
-                encoded = _Encoded(
-                    packed=begun.ids()
-                    if begun.complete
-                    else await self._threads.run(begun.ids, tenant=tenant, size_bytes=size_bytes)
-                )
-            else:
-                encoded = begun
-        else:
+            begun = self._encode(prompt, salt)
+        elif self._tokenizer is not None and self._tokenizer.remembers and weight <= _INLINE_LOOK_UP_BYTES:
+            begun = self._looked_up(prompt, salt)
+        if begun is None:
             encoded = await self._threads.run(partial(self._encode, prompt, salt), tenant=tenant, size_bytes=size_bytes)
+        elif not isinstance(begun, Sought):
+            encoded = begun
+        elif begun.complete:
+            encoded = _Encoded(packed=begun.ids())
+        else:
+            ids = await self._threads.run(begun.ids, tenant=tenant, size_bytes=size_bytes)
+            encoded = _Encoded(packed=ids)
         if isinstance(encoded, _Textual):
             return Fingerprint.of_text(encoded.text, model=model, salt=salt, gap=encoded.gap)
         if isinstance(encoded, Gap):
@@ -215,14 +224,24 @@ class Fingerprinter:
         begun = self._begin(prompt, salt)
         return _Encoded(packed=begun.ids()) if isinstance(begun, Sought) else begun
 
-    def _begin(self, prompt: Prompt, salt: str) -> _Encoded | Sought | _Textual | Gap:
-        """All of the work, except for encoding what is not remembered where there is a memory."""
+    def _looked_up(self, prompt: Prompt, salt: str) -> _Encoded | Sought | _Textual | Gap | None:
+        """What is remembered of a prompt; None where to look it up would take long."""
         try:
-            return self._begin_any(prompt, salt)
+            return self._begin(prompt, salt, _INLINE_PIECES)
+        except ManyPiecesError:
+            return None
+
+    def _begin(self, prompt: Prompt, salt: str, most_pieces: int | None = None) -> _Encoded | Sought | _Textual | Gap:
+        """All of the work, except for encoding what is not remembered where there is a memory.
+
+        Raises ``ManyPiecesError``.
+        """
+        try:
+            return self._begin_any(prompt, salt, most_pieces)
         except RecursionError:  # what could be read need not be shallow enough to be written again
             return Gap.UNKNOWN_PARTS
 
-    def _begin_any(self, prompt: Prompt, salt: str) -> _Encoded | Sought | _Textual | Gap:
+    def _begin_any(self, prompt: Prompt, salt: str, most_pieces: int | None) -> _Encoded | Sought | _Textual | Gap:
         match prompt:
             case Unreadable():
                 return Gap(prompt.reason)
@@ -234,11 +253,11 @@ class Fingerprinter:
             case TextPrompt():
                 if self._tokenizer is None:
                     return _Textual(text=prompt.text.encode("utf-8", "surrogatepass"), gap=Gap.NO_TOKENIZER)
-                return self._begin_text(prompt.text, salt, self._tokenizer)
+                return self._begin_text(prompt.text, salt, self._tokenizer, most_pieces)
             case ChatPrompt():
-                return self._begin_chat(prompt, salt)
+                return self._begin_chat(prompt, salt, most_pieces)
 
-    def _begin_chat(self, prompt: ChatPrompt, salt: str) -> _Encoded | Sought | _Textual | Gap:
+    def _begin_chat(self, prompt: ChatPrompt, salt: str, most_pieces: int | None) -> _Encoded | Sought | _Textual | Gap:
         messages = prompt.messages if prompt.gap is None else spelled_out(prompt.messages)
         if self._tokenizer is None:
             return _Textual(text=_spelled(messages, prompt.kwargs), gap=Gap.NO_TOKENIZER)
@@ -248,13 +267,18 @@ class Fingerprinter:
             text = self._tokenizer.render(messages, prompt.kwargs, inline_system=prompt.inline_system)
         except Exception:  # noqa: BLE001 - a template is a program of the model's: it may raise anything
             return _Textual(text=_spelled(messages, prompt.kwargs), gap=Gap.TEMPLATE_ERROR)
-        return self._begin_text(text, salt, self._tokenizer)
+        return self._begin_text(text, salt, self._tokenizer, most_pieces)
 
-    def _begin_text(self, text: str, salt: str, tokenizer: ModelTokenizer) -> _Encoded | Sought | _Textual:
+    def _begin_text(
+        self, text: str, salt: str, tokenizer: ModelTokenizer, most_pieces: int | None
+    ) -> _Encoded | Sought | _Textual:
         try:
-            return tokenizer.look_up(text, salt=salt) or _Encoded(packed=tokenizer.encode(text, salt=salt))
+            sought = tokenizer.look_up(text, salt=salt, most_pieces=most_pieces)
+            return sought or _Encoded(packed=tokenizer.encode(text, salt=salt))
         except UnicodeEncodeError:  # half a surrogate pair, which JSON may spell
             return _Textual(text=text.encode("utf-8", "surrogatepass"), gap=Gap.BAD_TEXT)
+        except LongRunError:
+            return _Textual(text=text.encode("utf-8", "surrogatepass"), gap=Gap.LONG_RUN)
 
 
 def _spelled(messages: Sequence[Mapping[str, Any]], kwargs: Mapping[str, Any]) -> bytes:

@@ -3,11 +3,13 @@
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from gateway.errors import SettingsError
 from gateway.fingerprint.canonical import merged_system
+from kvcontrol.core.hashing import token_bytes
 from kvcontrol.tokenization import (
+    PART_CHARS,
     Memoryless,
     PieceMemory,
     RememberingEncoder,
@@ -20,7 +22,22 @@ from kvcontrol.tokenization import (
 
 DEFAULT_MEMORY_BYTES = 64 << 20
 
+_LONGEST_RUN_CHARS: Final = 4 * PART_CHARS
+"""No text of words has such a run without a place to cut at: 60 MB to encode."""
+_LONGEST_TEXT_CHARS: Final = 32 * PART_CHARS
+"""The same of tokenizers whose texts can't be cut."""
+
 _log = logging.getLogger(__name__)
+
+
+class LongRunError(ValueError):
+    """A text has a run, without a place to cut it at, that takes too much memory to be encoded at once."""
+
+    def __init__(self, chars: int, most_chars: int) -> None:
+        super().__init__(
+            f"{chars} characters have no place between words or lines where the text can be cut; at most {most_chars} "
+            "are tokenized at once"
+        )
 
 
 class ModelTokenizer:
@@ -39,6 +56,8 @@ class ModelTokenizer:
         if self.thread_safe:
             self._encoder = _fastest(tokenizer.backend_tokenizer)
             self._remembering = _remembering(self._encoder, tokenizer.backend_tokenizer, memory)
+        cuts = self._remembering is not None and self._remembering.cuts is not None
+        self._longest_chars = _LONGEST_RUN_CHARS if cuts else _LONGEST_TEXT_CHARS
         self._assistant_end = self._find_assistant_end()
         self._renders_inline_system = self._find_inline_system()
 
@@ -73,27 +92,46 @@ class ModelTokenizer:
         """Return packed token ids, with the special tokens that the tokenizer adds by itself.
 
         ``salt`` is that of the tenant, whose earlier texts make this one faster. Raises ``UnicodeEncodeError`` for half
-        a surrogate pair.
+        a surrogate pair, ``LongRunError``.
         """
-        if self._remembering is not None:
-            return self._remembering.encode(text, salt=salt)
-        return self._encoder.encode(text)
+        sought = self.look_up(text, salt=salt)
+        return self._whole(text, special=True) if sought is None else sought.ids()
 
-    def look_up(self, text: str, *, salt: str) -> Sought | None:
+    def look_up(self, text: str, *, salt: str, most_pieces: int | None = None) -> Sought | None:
         """Return what is remembered of a text's ids, None where nothing ever is. Without encoding anything: about a
-        microsecond a kilobyte. Raises ``UnicodeEncodeError`` for half a surrogate pair.
+        microsecond a kilobyte, and three a piece. Raises ``UnicodeEncodeError`` for half a surrogate pair,
+        ``LongRunError``, ``ManyPiecesError``.
         """
-        return None if self._remembering is None else self._remembering.look_up(text, salt=salt)
+        if self._remembering is None:
+            return None
+        sought = self._remembering.look_up(text, salt=salt, most_pieces=most_pieces)
+        self._check_run(sought.longest_chars)
+        return sought
+
+    def packed_ids(self, text: str, *, special: bool, salt: str) -> bytes:
+        """Like ``encode``, with the tokenizer's own special tokens or without."""
+        if special or self._remembering is None:
+            return self.encode(text, salt=salt) if special else self._whole(text, special=False)
+        return self._remembering.unframed(self.encode(text, salt=salt))
 
     def token_ids(self, text: str, *, special: bool) -> list[int]:
-        """Return a text's token ids, with the tokenizer's own special tokens or without. Remembers nothing."""
-        ids: list[int]
-        if self.thread_safe:  # without the GIL, and with nothing made but the ids
+        """Return ``packed_ids`` as numbers."""
+        return memoryview(self.packed_ids(text, special=special, salt="")).cast("I").tolist()
+
+    def _whole(self, text: str, *, special: bool) -> bytes:
+        """The ids of a text that isn't cut."""
+        self._check_run(len(text))
+        text.encode()  # raises for half a surrogate pair, as some tokenizers don't
+        if special:
+            return self._encoder.encode(text)
+        if self.thread_safe:  # without the GIL
             backend = self._tokenizer.backend_tokenizer
-            ids = backend.encode_batch_fast([text], add_special_tokens=special)[0].ids
-        else:
-            ids = self._tokenizer.encode(text, add_special_tokens=special)
-        return ids
+            return token_bytes(backend.encode_batch_fast([text], add_special_tokens=False)[0].ids)
+        return token_bytes(self._tokenizer.encode(text, add_special_tokens=False))
+
+    def _check_run(self, chars: int) -> None:
+        if chars > self._longest_chars:
+            raise LongRunError(chars, self._longest_chars)
 
     def token_texts(self, ids: Sequence[int]) -> list[str]:
         """Return each token as the vocabulary spells it."""

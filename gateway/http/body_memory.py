@@ -1,7 +1,9 @@
 """Memory of request bodies: the total, and the share of each tenant.
 
-Each byte of a body counts ``TIMES`` times: the body, the texts that are parsed of it, and copies of those on their way
-to blocks. Objects beside them are bounded for each request (``requests.shape``).
+While a body is read each of its bytes counts ``TIMES`` times: the body, the texts that are parsed of it (one emoji in a
+text widens each of its characters to four bytes), and copies of those on their way to blocks. Afterwards what is kept
+of it counts once. Objects beside them are bounded for each request (``requests.shape``), and so is what the threads
+take that tokenize (``fingerprint.tokenizer``).
 
 A tenant may hold as much as is still free, the rule of shared buffers in switches (Choudhury and Hahne, "Dynamic Queue
 Length Thresholds", 1998): one alone gets half of it, two a third each, and whoever comes next always finds room.
@@ -13,7 +15,7 @@ from typing import Final
 from gateway.errors import RateLimitedError
 from gateway.types import TenantId
 
-TIMES: Final = 4
+TIMES: Final = 8
 _RETRY_AFTER_S: Final = 2
 
 
@@ -77,6 +79,16 @@ class BodyReservation:
             size *= TIMES
             self._memory.give_back(self._tenant, size)
             self._size -= size
+
+    def keep(self, size: int) -> None:
+        """Count so many bytes from now on, once each: the body has been read. Raises ``RateLimitedError`` where they
+        are more than were counted, and don't fit.
+        """
+        if size > self._size:
+            self._memory.take(self._tenant, size - self._size)
+        elif size < self._size:
+            self._memory.give_back(self._tenant, self._size - size)
+        self._size = size
 
     def give_back(self) -> None:
         """Give all of it back. Idempotent."""

@@ -131,7 +131,9 @@ class Reader:
                 tenant, call.model, least_tokens=least_tokens(call), output_tokens=max(0, call.answer_tokens or 0)
             )
         size = len(call.body)
-        found = await self._fingerprinter.fingerprint(call.prompt, size_bytes=size, model=call.model, tenant=tenant)
+        found = await self._fingerprinter.fingerprint(
+            call.prompt, size_bytes=size, model=call.model, tenant=tenant, fields=call.body.count(b":", 0, INLINE_BYTES)
+        )
         if not isinstance(found, Gap) or found is Gap.NO_GENERATION or session is None:
             return found
         return Fingerprint.of_session(session, size_bytes=size, model=call.model, salt=tenant.salt, gap=found)

@@ -4,6 +4,7 @@ LMDeploy has neither (its ``/v1/encode`` only encodes). Without a tokenizer here
 engines that have them.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -13,7 +14,7 @@ from gateway.admission.fair_threads import FairThreads
 from gateway.errors import ContextLengthError, InvalidRequestError
 from gateway.errors.context_length import ContextLength
 from gateway.fingerprint.canonical import canonical_chat
-from gateway.fingerprint.tokenizer import ModelTokenizer
+from gateway.fingerprint.tokenizer import LongRunError, ModelTokenizer
 from gateway.registry import Registry
 from gateway.registry.missing_model import missing_model
 from gateway.requests.bodies import check_template_kwargs, check_tokens
@@ -23,6 +24,9 @@ from gateway.types import Operation, Tenant
 from kvcontrol.core.errors import UNREADABLE
 
 TOKEN_OPERATIONS: Final = frozenset({Operation.TOKENIZE, Operation.DETOKENIZE})
+
+_TOKENS_AT_ONCE: Final = 1 << 14
+"""As many become numbers and texts of Python at a time, which take 100 bytes each."""
 
 
 class _Tokenize(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,10 +57,10 @@ class TokenApi:
 
     async def answer(self, operation: Operation, body: bytes, tenant: Tenant) -> tuple[str | None, bytes]:
         """Return the model that a request names and its answer; raises ``ApiError``."""
-        work = self._tokenize if operation is Operation.TOKENIZE else self._detokenize
+        work = partial(self._tokenize, salt=tenant.salt) if operation is Operation.TOKENIZE else self._detokenize
         return await self._threads.run(partial(work, body), tenant=tenant, size_bytes=len(body))
 
-    def _tokenize(self, body: bytes) -> tuple[str | None, bytes]:
+    def _tokenize(self, body: bytes, *, salt: str) -> tuple[str | None, bytes]:
         parsed = _parsed(body, _Tokenize)
         self._check_model(parsed.model)
         if (parsed.prompt is None) == (parsed.messages is None):
@@ -67,16 +71,19 @@ class TokenApi:
             text, special = self._rendered(parsed), True
         self._check_length(text)
         try:
-            ids = self._tokenizer.token_ids(text, special=special)
+            packed = self._tokenizer.packed_ids(text, special=special, salt=salt)
         except UnicodeEncodeError:
             raise InvalidRequestError("prompt: holds half a surrogate pair", param="prompt") from None
-        found = {
-            "count": len(ids),
-            "max_model_len": self._context_length(),
-            "tokens": ids,
-            "token_strs": self._tokenizer.token_texts(ids) if parsed.return_token_strs else None,
-        }
-        return parsed.model, msgspec.json.encode(found)
+        except LongRunError as error:
+            raise InvalidRequestError(f"prompt: {error}", param="prompt") from None
+        return parsed.model, self._answer_of(packed, with_texts=parsed.return_token_strs)
+
+    def _answer_of(self, packed: bytes, *, with_texts: bool) -> bytes:
+        """The answer to ``/tokenize``; its lists are written in parts."""
+        ids = memoryview(packed).cast("I")
+        texts = b"[%b]" % _listed(ids, self._tokenizer.token_texts) if with_texts else b"null"
+        head = msgspec.json.encode({"count": len(ids), "max_model_len": self._context_length()})
+        return b'%b,"tokens":[%b],"token_strs":%b}' % (head[:-1], _listed(ids, list), texts)
 
     def _rendered(self, parsed: _Tokenize) -> str:
         if not self._tokenizer.has_chat_template:
@@ -122,6 +129,12 @@ class TokenApi:
             each.stats.context_length_tokens for each in self._registry.available.serving() if each.stats is not None
         ]
         return min(known, default=None)
+
+
+def _listed(ids: "memoryview[int]", spell: Callable[[list[int]], list[Any]]) -> bytes:
+    """The items of a JSON list: what each token is spelled as."""
+    starts = range(0, len(ids), _TOKENS_AT_ONCE)
+    return b",".join(msgspec.json.encode(spell(ids[each : each + _TOKENS_AT_ONCE].tolist()))[1:-1] for each in starts)
 
 
 def _parsed(body: bytes, kind: type[_Parsed]) -> _Parsed:

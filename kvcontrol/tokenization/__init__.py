@@ -1,5 +1,6 @@
 """From text to token ids exactly as a model's tokenizer does it, without encoding a tenant's earlier text again."""
 
+from kvcontrol.tokenization.cuts import PART_CHARS, Cuts
 from kvcontrol.tokenization.encoder import (
     Choice,
     FastokensEncoder,
@@ -10,6 +11,7 @@ from kvcontrol.tokenization.encoder import (
     disagreement,
 )
 from kvcontrol.tokenization.pieces import (
+    ManyPiecesError,
     Memoryless,
     MemoryStats,
     PieceMemory,
@@ -20,9 +22,12 @@ from kvcontrol.tokenization.pieces import (
 )
 
 __all__ = [
+    "PART_CHARS",
     "Choice",
+    "Cuts",
     "FastokensEncoder",
     "HuggingFaceEncoder",
+    "ManyPiecesError",
     "MemoryStats",
     "Memoryless",
     "PieceMemory",

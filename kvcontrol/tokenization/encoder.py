@@ -37,6 +37,7 @@ _HARD_TEXTS = (
     "\x00\x01\x7f \u2028 \U0010ffff \ud7ff",
     "https://example.org/a?b=c&d=%20#frag user@example.org C:\\Users\\x",
     "ＦＵＬＬｗｉｄｔｈ ½ ² Ⅷ ﷺ Å",
+    "One line of words\nand\nanother One!\nx y z\n中文 and text\nÉtat, c'est moi\n\nlast lines\n a\r\nb\nc",
 )
 
 

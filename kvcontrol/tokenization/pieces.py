@@ -10,6 +10,8 @@ remembered, so a memory for all would tell anyone who guesses a text whether som
 one bound in bytes. A piece's name is a digest of tenant and text under a key of this process, so a name takes the same
 few bytes for any text, in any script, and the text itself is not kept.
 
+A long piece is cut further where its vocabulary has safe places (``cuts``), which bounds what its encoding takes.
+
 That holds where special tokens are plain (they don't swallow spaces around them and are not matched in normalised
 text only) and where a piece's encoding doesn't depend on being the first. ``remembering`` checks the first and tries
 out the second on hard texts; a tokenizer that fails either is used without a memory, and the reason is kept.
@@ -29,6 +31,7 @@ from itertools import islice
 from typing import Any
 
 from kvcontrol.core.hashing import TOKEN_BYTES, token_bytes
+from kvcontrol.tokenization.cuts import PART_CHARS, Cuts
 from kvcontrol.tokenization.encoder import MOST_OVERLAPS, TextEncoder, disagreement, overlaps
 
 _ENTRY_BYTES = 280
@@ -128,6 +131,10 @@ class TenantMemory:
         self._memory.put(name, ids)
 
 
+class ManyPiecesError(Exception):
+    """A text has more pieces than are looked up at once."""
+
+
 class Sought:
     """The ids of a text as far as they are remembered. ``complete`` says whether that is all of them: then ``ids`` is a
     join, otherwise it encodes the pieces that are missing, in whatever thread it is called in.
@@ -144,6 +151,11 @@ class Sought:
     @property
     def complete(self) -> bool:
         return not self._missing
+
+    @property
+    def longest_chars(self) -> int:
+        """The length of the longest piece that has to be encoded at once; 0 where all is remembered."""
+        return max((len(text) for _, _, text in self._missing), default=0)
 
     def known(self, ids: bytes) -> None:
         """These come next."""
@@ -171,9 +183,20 @@ class Sought:
 class RememberingEncoder:
     """A ``TextEncoder`` that asks another one for each piece once. Made by ``remembering``."""
 
-    def __init__(self, encoder: TextEncoder, special: dict[str, int], memory: PieceMemory) -> None:
+    def __init__(
+        self,
+        encoder: TextEncoder,
+        special: dict[str, int],
+        memory: PieceMemory,
+        *,
+        cuts: Cuts | None = None,
+        part_chars: int = PART_CHARS,
+    ) -> None:
+        """Without ``cuts`` no piece is cut further; with them one that is longer than ``part_chars``."""
         self._encoder = encoder
         self._memory = memory
+        self._part_chars = part_chars
+        self.cuts = cuts
         self._special = {text: token_bytes([token]) for text, token in special.items()}
         longest_first = sorted(special, key=len, reverse=True)
         self._cut = re.compile("|".join(re.escape(text) for text in longest_first))
@@ -184,27 +207,41 @@ class RememberingEncoder:
         """Return packed token ids with the help of what the tenant with this salt sent before."""
         return self.look_up(text, salt=salt).ids()
 
-    def look_up(self, text: str, *, salt: str = "") -> Sought:
-        """Return what is remembered of a text's ids; raises ``UnicodeEncodeError`` for half a surrogate pair."""
+    def look_up(self, text: str, *, salt: str = "", most_pieces: int | None = None) -> Sought:
+        """Return what is remembered of a text's ids; raises ``UnicodeEncodeError`` for half a surrogate pair, and
+        ``ManyPiecesError`` where it has more than ``most_pieces`` special tokens.
+        """
         sought = Sought(self._memory.of(salt), self._piece)
         if not text:
             sought.known(self._always)
             return sought
         sought.known(self._before)
         end = 0
-        for found in self._cut.finditer(text):
+        for number, found in enumerate(self._cut.finditer(text)):
+            if number == most_pieces:
+                raise ManyPiecesError
             if found.start() > end:
-                sought.piece(text[end : found.start()])
+                self._seek(text[end : found.start()], sought)
             sought.known(self._special[found.group()])
             end = found.end()
         if end < len(text):
-            sought.piece(text[end:])
+            self._seek(text[end:] if end else text, sought)
         sought.known(self._after)
         return sought
 
+    def unframed(self, ids: bytes) -> bytes:
+        """Return a text's ids without those that the tokenizer adds around it."""
+        return ids[len(self._before) : len(ids) - len(self._after)]
+
+    def _seek(self, piece: str, sought: Sought) -> None:
+        if self.cuts is None or len(piece) <= self._part_chars:
+            sought.piece(piece)
+            return
+        for part in self.cuts.parts(piece, self._part_chars):
+            sought.piece(part)
+
     def _piece(self, text: str) -> bytes:
-        whole = self._encoder.encode(text)
-        return whole[len(self._before) : len(whole) - len(self._after)]
+        return self.unframed(self._encoder.encode(text))
 
 
 def _frame(encoder: TextEncoder, special: dict[str, bytes], always: bytes) -> tuple[bytes, bytes]:
@@ -245,7 +282,13 @@ def remembering(encoder: TextEncoder, backend: Any, memory: PieceMemory) -> Reme
         return Memoryless(reason=str(error))
     trial = RememberingEncoder(encoder, special, PieceMemory(_TRIAL_BYTES))
     reason = _found_wrong(trial, encoder, backend)
-    return candidate if reason is None else Memoryless(reason=reason)
+    if reason is not None:
+        return Memoryless(reason=reason)
+    cuts = Cuts(backend.get_vocab(with_added_tokens=False))
+    trial = RememberingEncoder(encoder, special, PieceMemory(_TRIAL_BYTES), cuts=cuts, part_chars=1)
+    if disagreement(trial, encoder) is None:
+        candidate.cuts = cuts
+    return candidate
 
 
 def _found_wrong(trial: RememberingEncoder, encoder: TextEncoder, backend: Any) -> str | None:

@@ -86,8 +86,17 @@ async def test_a_text_far_beyond_the_context_is_not_tokenized(tmp_path: Path) ->
                     assert status == 200 or said["error"]["code"] == "context_length_exceeded"
 
 
+async def test_a_text_that_can_not_be_cut_is_not_tokenized(tmp_path: Path) -> None:
+    async with tokenized_fleet(tmp_path, write_tokenizer(tmp_path / "model")) as fleet:
+        for chars, status in ((250_000, 200), (262_145, 400)):
+            async with fleet.gateway.post("/tokenize", {"prompt": "x" * chars}) as answer:
+                assert answer.status == status
+                said = await answer.json()
+                assert status == 200 or "no place between words or lines" in said["error"]["message"]
+
+
 async def test_bodies_of_one_tenant_leave_memory_to_the_others(tmp_path: Path) -> None:
-    memory = {"max_body_bytes": 100_000, "body_memory_bytes": 800_000}
+    memory = {"max_body_bytes": 100_000, "body_memory_bytes": 1_600_000}
     async with running_fleet(tmp_path, api_keys=KEYS, **memory) as fleet:
         long = chat(messages=[{"role": "user", "content": "x" * 90_000}])
 
@@ -96,8 +105,11 @@ async def test_bodies_of_one_tenant_leave_memory_to_the_others(tmp_path: Path) -
                 return answer.status, ((await answer.json()).get("error") or {}).get("code")
 
         held = script(chunks=1000, chunk_s=0.05)
-        async with fleet.gateway.post(CHAT, long | {"stream": True}, authorization=ACME, x_script=held) as stream:
-            await stream.content.readany()
+        async with AsyncExitStack() as streams:
+            for _ in range(3):  # of each the body is kept twice, as it came and as it is sent
+                asked = fleet.gateway.post(CHAT, long | {"stream": True}, authorization=ACME, x_script=held)
+                stream = await streams.enter_async_context(asked)
+                await stream.content.readany()
             assert await status(ACME) == (429, "saturated")
             assert await status(OTHER) == (200, None)
 

@@ -302,3 +302,26 @@ def test_a_prompt_has_no_more_blocks_than_can_be_hashed_in_time(block_tokens: in
     assert 1 << 12 < len(hashes) <= 1 << 15
     beginning = Fingerprint(packed[: 1 << 14], model="m", salt="s") if not textual else made
     assert list(hashes[:100]) == list(beginning.hashes(identity)[:100])
+
+
+async def test_a_run_that_is_too_long_to_be_tokenized_at_once_is_named_by_its_text(
+    threads: FairThreads, tokenizer: ModelTokenizer
+) -> None:
+    fingerprinter = Fingerprinter(tokenizer, threads)
+    for chars, gap in ((1 << 18, None), ((1 << 18) + 1, Gap.LONG_RUN)):
+        for text in ("x" * chars, "some words " * 9 + "<|im_end|>" + "x" * chars):
+            found = await take(fingerprinter, TextPrompt(text=text), size_bytes=len(text))
+            assert isinstance(found, Fingerprint)
+            assert (found.gap, found.textual) == (gap, gap is not None)
+
+
+async def test_a_prompt_of_thousands_of_special_tokens_or_fields_is_read_in_a_thread_and_has_the_same_tokens(
+    threads: FairThreads, tokenizer: ModelTokenizer
+) -> None:
+    fingerprinter = Fingerprinter(tokenizer, threads)
+    prompt = TextPrompt(text="<|im_start|>a" * 3000)
+    whole = Fingerprint(tokenizer.encode(prompt.text, salt="s"), model="m", salt="s").hashes(IDENTITY)
+    for size, fields in ((1, 0), (50_000, 0), (50_000, 5000), (1 << 20, 0)):
+        found = await fingerprinter.fingerprint(prompt, size_bytes=size, model="m", tenant=tenant("s"), fields=fields)
+        assert isinstance(found, Fingerprint)
+        assert found.hashes(IDENTITY) == whole

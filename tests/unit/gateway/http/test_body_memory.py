@@ -43,9 +43,22 @@ def test_one_tenant_gets_half_and_the_next_one_a_part_of_the_rest() -> None:
 def test_a_refusal_says_what_is_held_and_that_it_may_pass_later() -> None:
     bodies, _ = memory()
     bodies.reserve(ACME).take(400)
-    with pytest.raises(RateLimitedError, match="hold 1600 of 4000 bytes") as caught:
+    with pytest.raises(RateLimitedError, match="hold 3200 of 8000 bytes") as caught:
         bodies.reserve(ACME).take(300)
     assert (caught.value.reason, caught.value.retry_after_s) == ("saturated", 2)
+
+
+def test_more_is_kept_of_a_body_than_it_counted_only_where_it_fits() -> None:
+    bodies, sheds = memory()
+    room = bodies.reserve(ACME)
+    room.take(10)
+    room.keep(1000)
+    assert bodies.held_bytes == 1000
+    with pytest.raises(RateLimitedError, match="saturated"):
+        room.keep(MOST)
+    assert (bodies.held_bytes, sheds) == (1000, {"body_memory": 1})
+    room.give_back()
+    assert bodies.held_bytes == 0
 
 
 @given(
@@ -63,6 +76,11 @@ def test_what_is_held_is_what_rooms_hold_and_never_more_than_the_bound(steps: li
             room.give_back()
             room.give_back()
             continue
+        if size % 7 == 0:  # it has been read, and so much of it is kept
+            kept = min(size, room._size)
+            room.keep(kept)
+            assert room._size == kept
+            continue
         free, own = MOST - bodies.held_bytes, sum(each._size for (_, owner), each in rooms.items() if owner == tenant)
         try:
             room.take(size)
@@ -72,7 +90,7 @@ def test_what_is_held_is_what_rooms_hold_and_never_more_than_the_bound(steps: li
             assert own + TIMES * size <= free
         assert bodies.held_bytes == sum(each._size for each in rooms.values()) <= MOST
     for room in rooms.values():
-        if room._size:
+        if room._size >= TIMES:
             room.give_back_some(1)
         room.give_back()
     assert bodies.held_bytes == 0

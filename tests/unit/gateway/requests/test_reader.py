@@ -5,7 +5,8 @@ import gzip
 import json
 import threading
 import tracemalloc
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from dataclasses import replace as replaced
 from time import monotonic
@@ -17,7 +18,7 @@ import pytest
 from gateway.admission import AdmissionController, ConcurrencyLimiter, LocalQuotaMeter, QueueRules
 from gateway.admission.fair_threads import FairThreads
 from gateway.errors import ContextLengthError, InvalidRequestError, RateLimitedError
-from gateway.fingerprint import Fingerprint, Fingerprinter
+from gateway.fingerprint import Fingerprint, Fingerprinter, ModelTokenizer
 from gateway.http.body_memory import TIMES, BodyMemory
 from gateway.limits import SloClass, TenantLimits
 from gateway.registry import InstanceSpec, LoadTracker, Model, ProbeResult, Registry
@@ -48,6 +49,14 @@ class Desk:
 
 @pytest.fixture
 async def desk() -> AsyncIterator[Desk]:
+    with desk_of(None) as made:
+        made.up()
+        yield made
+
+
+@contextmanager
+def desk_of(tokenizer: ModelTokenizer | None) -> Iterator[Desk]:
+    """One with one thread, whose instance hasn't been asked yet."""
     registry = Registry([InstanceSpec(id=InstanceId("a"), url="http://a")], rules=CheckRules(unhealthy_after=1))
     quotas = LocalQuotaMeter(monotonic)
     admission = AdmissionController(
@@ -64,12 +73,11 @@ async def desk() -> AsyncIterator[Desk]:
             limits=ReadingLimits(max_body_bytes=1 << 26, body_timeout_s=1.0, max_answers=8),
             memory=BodyMemory(1 << 29, shed=Meter().shed),
             threads=threads,
-            fingerprinter=Fingerprinter(None, threads),
+            fingerprinter=Fingerprinter(tokenizer, threads),
             admission=admission,
             registry=registry,
         )
         made = Desk(reader, quotas, threads, registry)
-        made.up()
         yield made
 
 
@@ -137,7 +145,7 @@ async def test_a_compressed_body_is_refused_on_its_way_where_what_it_becomes_has
     who = tenant()
     packed = gzip.compress(b"".join(b"%d " % number for number in range(4_000_000)), 1)
     held = desk.reader.reserve_body(replaced(who, id=TenantId("other")))
-    held.take(100 << 20)
+    held.take(50 << 20)
     room = desk.reader.reserve_body(who)
     room.take(len(packed))
     tracemalloc.start()

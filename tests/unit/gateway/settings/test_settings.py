@@ -155,7 +155,7 @@ def test_wrong_values_of_several_sections_are_named_in_one_answer(tmp_path: Path
         load_settings(write(tmp_path, "port: high\nqueue_length: -1\nbody_memory_bytes: 2048\n"))
     port, memory, queue = str(error.value).splitlines()
     assert "kvgate.yaml: port = 'high'" in port
-    assert memory.startswith("settings: body_memory_bytes is at least 8 times max_body_bytes")
+    assert memory.startswith("settings: body_memory_bytes is at least 16 times max_body_bytes")
     assert "kvgate.yaml: queue_length = -1" in queue
 
 
