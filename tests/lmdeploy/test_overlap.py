@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from engines.lmdeploy.cpu.device import CpuEvent, CpuStream
+from engines.lmdeploy.pauses import StepPauses
 from engines.lmdeploy.schedule.overlap import Overlap, provide
 from kvcontrol.scheduler_ir.pacing import make_pace
 from tests.support.engine import LocalEngine, Sampling
@@ -42,10 +43,10 @@ class NotedStream(CpuStream):
 
 @pytest.fixture(scope="module", autouse=True)
 def _hooks(_cpu_engine: None) -> Iterator[None]:
-    from engines.lmdeploy.hooks import schedule_hooks, step_hooks
+    from engines.lmdeploy.hooks import interruption_hooks, schedule_hooks, step_hooks
     from engines.lmdeploy.patching import install
 
-    undo = install([*schedule_hooks(), *step_hooks()])
+    undo = install([*interruption_hooks(), *schedule_hooks(), *step_hooks()])
     yield
     undo()
 
@@ -223,12 +224,19 @@ def test_a_pause_waits_for_the_chunk_that_is_under_way(engine: Start) -> None:
         answer = await answering(local)
         overlap = overlapping(local)
         long = await chunk_under_way(local, overlap, random_prompt(300, 1))
-        settled = asyncio.ensure_future(overlap.settled())
-        await asyncio.sleep(0.02)
-        assert not settled.done()
+        pauses = StepPauses(local.engine, None)
+        busy_within: list[bool] = []
+
+        async def pause() -> None:
+            async with pauses.pause():
+                busy_within.append(overlap.is_busy)
+
+        pausing = asyncio.ensure_future(pause())
+        await until(lambda: pauses.is_paused)  # no step is under way, and the chunk is
+        assert (overlap.is_busy, busy_within) == (True, [])
         HeldEvent.released = True
-        await settled
-        assert not overlap.is_busy
+        await pausing
+        assert busy_within == [False]
         await asyncio.gather(answer, long)
 
     run(local, story())
