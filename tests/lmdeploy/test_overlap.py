@@ -13,7 +13,7 @@ from engines.lmdeploy.schedule.overlap import Overlap, provide
 from kvcontrol.scheduler_ir.pacing import make_pace
 from tests.support.engine import LocalEngine, Sampling
 from tests.support.models import greedy_reference, random_prompt
-from tests.support.paced_engine import pacer, run, steps, until
+from tests.support.paced_engine import MOST_TOKENS, PROMPT, Answer, pacer, run, steps, until
 
 pytestmark = pytest.mark.engine
 
@@ -80,9 +80,9 @@ def overlapping(local: LocalEngine) -> Overlap:
     return overlap
 
 
-async def answering(local: LocalEngine, new_tokens: int = 1000) -> "asyncio.Future[Sequence[int]]":
+async def answering(local: LocalEngine, most_tokens: int = MOST_TOKENS) -> Answer:
     """Return an answer that is under way."""
-    answer = asyncio.ensure_future(local._one(random_prompt(9, 77), Sampling(new_tokens=new_tokens)))
+    answer = Answer(local, most_tokens)
     await until(lambda: any(step.kind == "decode" for step in steps(local)))
     return answer
 
@@ -102,13 +102,13 @@ def test_answers_are_transformers_tokens_while_chunks_overlap(
         answer = await answering(local)
         overlap = overlapping(local)
         found = await asyncio.gather(*(local._one(prompt, Sampling(new_tokens=NEW_TOKENS)) for prompt in prompts))
-        assert not answer.done()
+        assert not answer.is_over
         assert overlap.count >= len(prompts)
-        return [*found, await answer]
+        return [*found, await answer.stop(after=NEW_TOKENS)]
 
     *found, answer = run(local, story())
     assert found == greedy_reference(tiny_llama, prompts, NEW_TOKENS)
-    assert [answer] == greedy_reference(tiny_llama, [random_prompt(9, 77)], 1000)
+    assert [answer] == greedy_reference(tiny_llama, [PROMPT], len(answer))
     chunks = [step for step in steps(local) if step.kind == "overlapped"]
     assert {(step.stalled, step.reason) for step in chunks} <= {(0, "prompt"), (0, "chunk")}
 
@@ -136,7 +136,7 @@ def test_answers_go_on_and_no_other_prompt_begins_while_a_chunk_is_under_way(eng
         assert {(step.kind, step.reason) for step in steps(local)[before + 2 :]} == {("decode", "overlap")}
         HeldEvent.released = True
         found = [await long, await short]
-        await answer
+        await answer.stop()
         return found
 
     assert run(local, story()) == greedy_reference(tiny_llama, prompts, NEW_TOKENS)
@@ -149,12 +149,12 @@ def test_a_prompt_goes_on_at_once_where_nobody_answers_any_more_and_waits_on_the
     prompt = random_prompt(300, 1)
 
     async def story() -> tuple[Sequence[int], list[Any]]:
-        answer = await answering(local, new_tokens=200)
+        answer = await answering(local, most_tokens=200)
         overlap = overlapping(local)
         overlap._agent.stream = stream = NotedStream()
         long = await chunk_under_way(local, overlap, prompt)
         end = overlap._end
-        await answer
+        await answer.end()
         found = await long  # the device never says that the chunk is over
         assert end in stream.awaited
         return found, stream.awaited
@@ -194,11 +194,11 @@ def test_what_follows_waits_for_the_chunk_of_a_prompt_that_was_cancelled(
         assert end in stream.awaited  # before anybody else could get its blocks
         HeldEvent.released = True
         found = await asyncio.gather(*(local._one(prompt, Sampling(new_tokens=NEW_TOKENS)) for prompt in others))
-        return [*found, await answer]
+        return [*found, await answer.stop(after=NEW_TOKENS)]
 
     *found, answer = run(local, story())
     assert found == greedy_reference(tiny_llama, others, NEW_TOKENS)
-    assert [answer] == greedy_reference(tiny_llama, [random_prompt(9, 77)], 1000)
+    assert [answer] == greedy_reference(tiny_llama, [PROMPT], len(answer))
 
 
 def test_preempted_sequences_are_computed_again_while_chunks_overlap(engine: Start, tiny_llama: Path) -> None:
@@ -237,7 +237,8 @@ def test_a_pause_waits_for_the_chunk_that_is_under_way(engine: Start) -> None:
         HeldEvent.released = True
         await pausing
         assert busy_within == [False]
-        await asyncio.gather(answer, long)
+        await long
+        await answer.stop()
 
     run(local, story())
 

@@ -11,7 +11,7 @@ from kvcontrol.core.steps import Step
 from kvcontrol.scheduler_ir.pacing import make_pace
 from tests.support.engine import LocalEngine, Sampling
 from tests.support.models import greedy_reference, random_prompt
-from tests.support.paced_engine import pacer, run, steps, until
+from tests.support.paced_engine import Answer, pacer, run, steps, until
 
 pytestmark = pytest.mark.engine
 
@@ -70,14 +70,14 @@ def last(local: LocalEngine) -> int:
     return found[-1].number if found else 0
 
 
-async def beside(local: LocalEngine, prompts: Sequence[Sequence[int]], new_tokens: int = 1200) -> list[Step]:
+async def beside(local: LocalEngine, prompts: Sequence[Sequence[int]]) -> list[Step]:
     """Return the steps in which prompts were computed beside a running answer, which goes on all the while."""
-    answer = asyncio.ensure_future(local._one(random_prompt(9, 77), Sampling(new_tokens=new_tokens)))
+    answer = Answer(local)
     before = last(local)
     await until(lambda: any(step.kind == "decode" for step in steps(local, before)))
     await asyncio.gather(*(local._one(prompt, Sampling(new_tokens=2)) for prompt in prompts))
-    assert not answer.done()
-    await answer
+    assert not answer.is_over
+    await answer.stop()
     return [step for step in steps(local, before) if step.number > before + 1]
 
 
