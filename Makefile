@@ -2,8 +2,9 @@
 .DEFAULT_GOAL := help
 SHELL := /bin/sh
 VENV := .venv/bin
-# Processes that share the tests, a file at a time: one more than two cores, as a third of their time is waiting. Each may
-# run engines and has LMDeploy's libraries, about 2 GB.
+# Processes that share the tests, a file at a time: one more than two cores, as a third of their time is waiting and
+# tests/conftest.py mixes files that wait with files that compute. Each may run engines and has LMDeploy's libraries, about
+# 2 GB.
 WORKERS ?= 3
 # What starts a hundred Python processes compiles its modules once, also where images ask for no bytecode.
 TESTS := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(VENV)/pytest

@@ -1,6 +1,7 @@
 """What holds for every test."""
 
 import os
+from collections.abc import Iterable
 from typing import Any, Final
 
 import pytest
@@ -12,9 +13,17 @@ from tests.support.examples import FULL, QUICK
 ONE_STACK: Final = {"tests/e2e/test_openai_sdk.py", "tests/e2e/test_surface.py"}
 """Files whose tests ask one started stack: one process has them all."""
 
-BEGIN_WITH: Final = ("tests/unit/lab/conformance/test_conformance.py",)
-"""Files that take over a minute, much of it waiting, and whose place in the order is near the end: one process would
-be alone with them there.
+BEGIN_WITH: Final = (
+    "tests/unit/lab/conformance/test_conformance.py",
+    "tests/e2e/test_up_life.py",
+    "tests/e2e/test_up_tiers.py",
+    "tests/integration/gateway/test_workers.py",
+)
+"""Files that take over a minute and whose place in the order is near the end: one process would be alone with them."""
+
+SPREAD: Final = {"e2e", "integration", "lmdeploy", "unit"}
+"""Folders whose files run beside those of the others. Those of ``integration`` wait for most of their time, those of
+``lmdeploy`` compute: one folder after the other, the cores would be idle in one and overloaded in the next.
 """
 
 # A busy machine makes any example slow once in a while: what is tested is what comes out, never how soon.
@@ -34,7 +43,27 @@ if os.environ.get(WORKER_VARIABLE, "").startswith("gw"):
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: item.nodeid.partition("::")[0] not in BEGIN_WITH)
+    """Where processes share the tests, let them take the files in the order that keeps the cores busy to the end."""
+    if WORKER_VARIABLE not in os.environ:
+        return
+    places = _places(dict.fromkeys(_file_of(item) for item in items))
+    items.sort(key=lambda item: places[_file_of(item)])
+
+
+def _file_of(item: pytest.Item) -> str:
+    return item.nodeid.partition("::")[0]
+
+
+def _places(files: Iterable[str]) -> dict[str, tuple[bool, bool, float]]:
+    """Return the place of each file: ``BEGIN_WITH``, then the folders that aren't spread, then those that are."""
+    folders: dict[str, list[str]] = {}
+    for file in files:
+        folders.setdefault(file.split("/")[1], []).append(file)
+    return {
+        file: (file not in BEGIN_WITH, folder in SPREAD, (index + 0.5) / len(inside) if folder in SPREAD else 0.0)
+        for folder, inside in folders.items()
+        for index, file in enumerate(inside)
+    }
 
 
 @pytest.hookimpl(optionalhook=True)
