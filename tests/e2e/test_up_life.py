@@ -93,7 +93,7 @@ def test_a_gateway_that_was_killed_with_requests_waiting_serves_the_first_that_c
 def test_a_killed_engine_starts_again_and_a_stop_signal_leaves_nothing_behind(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
-    with running(up_arguments(), tmp_path / "up.log", environment, warm=2) as up:
+    with running(up_arguments(), tmp_path / "up.log", environment, warm=3) as up:
         up.until_said("Ctrl-C stops everything")
         engine = engine_of(up)
         before = up.family()
