@@ -1,13 +1,10 @@
 """A YAML or JSON file with a list of ``{id, url}``, read again whenever it changes.
 
 Written by whatever manages the machines. It is read whole or not at all: a file that can't be read, is empty, or has
-an entry that is no instance, changes nothing and is said once. Only a regular file is read: opening a FIFO would wait
-for its writer.
+an entry that is no instance, changes nothing and is said once.
 """
 
 import asyncio
-import os
-import stat
 from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
@@ -18,19 +15,13 @@ from pydantic import TypeAdapter, ValidationError
 
 from gateway.http.endpoint import endpoint_of
 from gateway.registry.discovery.base import DiscoveryError
+from gateway.registry.discovery.regular_file import NotRegularError, content_of, status_of
 from gateway.registry.instance import InstanceSpec, Source
 from gateway.settings import InstanceSettings
 from kvcontrol.core.ids import InstanceId
 from kvcontrol.core.yaml_text import load_yaml
 
 _MAX_BYTES = 4 << 20
-_KINDS = {
-    stat.S_IFDIR: "directory",
-    stat.S_IFIFO: "FIFO",
-    stat.S_IFSOCK: "socket",
-    stat.S_IFCHR: "character device",
-    stat.S_IFBLK: "block device",
-}
 _LIST = TypeAdapter(list[InstanceSettings])
 
 
@@ -51,21 +42,20 @@ class FileWatcher:
         seen: tuple[int, int, int] | None = None
         while True:
             try:
-                status = self._path.stat()
-                self._expect_regular(status)
+                status = await status_of(self._path)
                 now = (status.st_ino, status.st_size, status.st_mtime_ns)
                 if now != seen:
-                    specs = await asyncio.to_thread(self._read)
+                    text = await content_of(self._path, most_bytes=_MAX_BYTES + 1)
+                    specs = await asyncio.to_thread(self._parsed, text)
                     seen = now
                     yield specs
+            except NotRegularError as error:
+                raise DiscoveryError(f"{self.place} is {error}") from None
             except OSError as error:
                 raise DiscoveryError(f"{self.place} can't be read: {error.strerror}") from None
             await asyncio.sleep(self._interval_s)
 
-    def _read(self) -> Sequence[InstanceSpec]:
-        with open(self._path, "rb", opener=_open_at_once) as file:
-            self._expect_regular(os.fstat(file.fileno()))  # it may have been replaced since it was looked at
-            text = file.read(_MAX_BYTES + 1)
+    def _parsed(self, text: bytes) -> Sequence[InstanceSpec]:
         if len(text) > _MAX_BYTES:
             raise DiscoveryError(f"{self.place} is longer than {_MAX_BYTES} bytes")
         try:
@@ -88,12 +78,3 @@ class FileWatcher:
         return [
             InstanceSpec(id=InstanceId(each.id), url=each.url, source=self.source, role=each.role) for each in named
         ]
-
-    def _expect_regular(self, status: os.stat_result) -> None:
-        if not stat.S_ISREG(status.st_mode):
-            kind = _KINDS.get(stat.S_IFMT(status.st_mode), "special file")
-            raise DiscoveryError(f"{self.place} is a {kind}; it must be a regular file")
-
-
-def _open_at_once(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)

@@ -20,11 +20,13 @@ import httpx2
 import msgspec
 
 from gateway.registry.discovery.base import DiscoveryError, instance_name
+from gateway.registry.discovery.regular_file import NotRegularError, content_of
 from gateway.registry.instance import InstanceSpec, Source
 from kvcontrol.core.errors import UNREADABLE
 from kvcontrol.core.ids import InstanceId
 
 _MAX_LINE_BYTES = 8 << 20
+_MAX_TOKEN_BYTES = 1 << 20
 _WATCH_S = 300
 _SILENCE_S = _WATCH_S + 30.0
 _LIST_TIMEOUT_S = 30.0
@@ -117,7 +119,8 @@ class KubernetesWatcher:
     async def watch(self) -> AsyncGenerator[Sequence[InstanceSpec], None]:
         timeout = httpx2.Timeout(_SILENCE_S, connect=_CONNECT_S)
         try:
-            async with httpx2.AsyncClient(verify=self._tls(), timeout=timeout, trust_env=False) as client:
+            tls = await asyncio.to_thread(self._tls)
+            async with httpx2.AsyncClient(verify=tls, timeout=timeout, trust_env=False) as client:
                 while True:
                     listed = await self._list(client)
                     slices = {each.metadata.name: each for each in listed.items}
@@ -136,7 +139,7 @@ class KubernetesWatcher:
 
     async def _list(self, client: httpx2.AsyncClient) -> _SliceList:
         async with asyncio.timeout(_LIST_TIMEOUT_S):
-            answer = await client.get(self._url(), headers=self._headers())
+            answer = await client.get(self._url(), headers=await self._headers())
         if answer.status_code != HTTPStatus.OK:
             raise self._refused(answer.status_code, answer.content)
         return msgspec.json.decode(answer.content, type=_SliceList)
@@ -148,7 +151,7 @@ class KubernetesWatcher:
         while True:
             more = f"&watch=true&allowWatchBookmarks=true&timeoutSeconds={_WATCH_S}&resourceVersion={quote(version)}"
             url = self._url() + more
-            async with client.stream("GET", url, headers=self._headers()) as answer:
+            async with client.stream("GET", url, headers=await self._headers()) as answer:
                 if answer.status_code == HTTPStatus.GONE:
                     raise _GoneError
                 if answer.status_code != HTTPStatus.OK:
@@ -198,10 +201,16 @@ class KubernetesWatcher:
         path = f"/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"
         return f"{self._access.url.rstrip('/')}{path}?labelSelector=kubernetes.io%2Fservice-name%3D{service}"
 
-    def _headers(self) -> dict[str, str]:
-        if self._access.token_file is None:
+    async def _headers(self) -> dict[str, str]:
+        path = self._access.token_file
+        if path is None:
             return {"accept": "application/json"}
-        token = self._access.token_file.read_text(encoding="ascii").strip()
+        try:
+            token = (await content_of(path, most_bytes=_MAX_TOKEN_BYTES)).decode("ascii").strip()
+        except NotRegularError as error:
+            raise DiscoveryError(f"{self.place}: the token file {path} is {error}") from None
+        except UnicodeDecodeError:
+            raise DiscoveryError(f"{self.place}: the token file {path} is not ASCII text") from None
         return {"accept": "application/json", "authorization": f"Bearer {token}"}
 
     def _tls(self) -> ssl.SSLContext | bool:

@@ -1,4 +1,7 @@
 import asyncio
+import os
+import sys
+import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from pathlib import Path
@@ -96,6 +99,44 @@ async def test_a_refusal_is_an_error_with_what_the_server_said(
     api.status = status
     with pytest.raises(DiscoveryError, match=f"llm/engines: the API server answered {status} no"):
         await anext(watcher.watch())
+
+
+OPENED: list[tuple[str, int]] = []
+"""Paths in the order of their opening, with the threads."""
+
+
+@pytest.fixture(scope="module")
+def opened() -> list[tuple[str, int]]:
+    def note(event: str, arguments: tuple[object, ...]) -> None:
+        if event == "open" and isinstance(arguments[0], str) and arguments[0].endswith("/token"):
+            OPENED.append((arguments[0], threading.get_ident()))
+
+    sys.addaudithook(note)  # it stays: Python can't remove one
+    return OPENED
+
+
+async def test_the_token_is_read_beside_the_event_loop(
+    api: KubernetesApi, watcher: KubernetesWatcher, tmp_path: Path, opened: list[tuple[str, int]]
+) -> None:
+    opened.clear()
+    async with aclosing(watcher.watch()) as seen:
+        assert await anext(seen) == []
+        await api.put("x", endpoint("10.1.0.1", "engine-0"))
+        await anext(seen)
+    threads = [thread for path, thread in opened if path == str(tmp_path / "token")]
+    assert len(threads) >= 2  # for the list and for the watch
+    assert threading.get_ident() not in threads
+
+
+async def test_a_token_file_that_is_none_is_named_and_waits_for_nobody(api: KubernetesApi, tmp_path: Path) -> None:
+    fifo, binary = tmp_path / "fifo", tmp_path / "binary"
+    os.mkfifo(fifo)
+    binary.write_bytes(b"\xff")
+    for path, why in ((fifo, "is a FIFO; it must be a regular file"), (binary, "is not ASCII text")):
+        access = KubernetesAccess(url=api.url, token_file=path, ca_file=None)
+        watcher = KubernetesWatcher(ServicePort(namespace="llm", service="engines"), access)
+        with pytest.raises(DiscoveryError, match=f"the token file {path} {why}"):
+            await anext(watcher.watch())
 
 
 async def test_a_token_is_read_anew_for_each_request(
