@@ -1,7 +1,7 @@
 """Undoes the operations of gateways that died, and those whose rollback did not reach every instance.
 
 An operation is pending in the store until it ends, and its gateway renews its lease every second. When a lease of
-``LEASE_S`` has expired, the first other gateway that notices takes the operation over: instances return to their
+``lease_s`` has expired, the first other gateway that notices takes the operation over: instances return to their
 previous state, or to the state in the store, and the audit log records the undo. Each instance of the note receives a
 policy call with a new fence, even if it runs the right policy: later it refuses the ended gateway's calls.
 A gateway abandons its own operation when an instance did not answer its rollback; whichever gateway takes it over, the
@@ -23,7 +23,6 @@ from gateway.registry import Registry
 from gateway.state import OperationLostError, PendingOperation, Store
 from kvcontrol.core.ids import InstanceId
 
-LEASE_S: Final = 5.0
 _AWAITED_S: Final = 600.0
 """Longest wait for an instance that left the registry: it may register itself again."""
 _BEGUN: Final = "begun"
@@ -49,8 +48,10 @@ class Rescue:
         pins: PinKeeper,
         problems: Problems,
         clock: Callable[[], float],
+        lease_s: float,
     ) -> None:
         self._store = store
+        self._lease_s = lease_s
         self._registry = registry
         self._swap = swap
         self._pins = pins
@@ -66,12 +67,12 @@ class Rescue:
             if operation.left_s < 0 and operation.number not in own and operation.number not in self._taken:
                 await self._take(operation)
         if self._taken:
-            await self._store.hold(list(self._taken), lease_s=LEASE_S)
+            await self._store.hold(list(self._taken), lease_s=self._lease_s)
         for taken in list(self._taken.values()):
             await self._end(taken)
 
     async def _take(self, operation: PendingOperation) -> None:
-        fence = await self._store.take(operation.number, lease_s=LEASE_S)
+        fence = await self._store.take(operation.number, lease_s=self._lease_s)
         if fence is None:
             return
         self._taken[operation.number] = _Taken(operation, self._clock())

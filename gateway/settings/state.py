@@ -33,6 +33,13 @@ class StateSettings(Section):
         description="How long stored keys are accepted while the store can't be read, in seconds; then they are "
         "answered 503. Keys of the settings are always accepted.",
     )
+    operation_lease_s: Seconds = Field(
+        5.0,
+        ge=1,
+        description="How long a change of instances (a swap, a preset, a pin) stays begun without a sign of its "
+        "gateway, in seconds; then another gateway undoes it. Other swaps and presets are refused until then. Keep it "
+        "above the time for which a gateway or the database may stand still.",
+    )
     audit_entries: int = Field(100_000, ge=1, le=10**9, description="Newest entries of the audit log that are kept.")
     audit_days: float = Field(365.0, gt=0, le=36_500, description="Days that an entry of the audit log is kept.")
     redis_url: SecretStr | None = Field(

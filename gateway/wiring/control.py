@@ -81,7 +81,8 @@ def build_control(
         await directory.refresh()
         await config_sync.refresh()
 
-    changes = Changes(store, refresh)
+    lease_s = base.settings.state.operation_lease_s
+    changes = Changes(store, refresh, lease_s=lease_s)
     fleet = FleetKeeper(
         registry=registry,
         control=control,
@@ -121,7 +122,15 @@ def build_control(
             dwell_s=base.settings.fleet.auto_policy_dwell_s,
         ),
         pins=pins,
-        rescue=Rescue(store, registry=registry, swap=swap, pins=pins, problems=observation.problems, clock=monotonic),
+        rescue=Rescue(
+            store,
+            registry=registry,
+            swap=swap,
+            pins=pins,
+            problems=observation.problems,
+            clock=monotonic,
+            lease_s=lease_s,
+        ),
     )
 
 

@@ -74,10 +74,10 @@ Shown = Callable[[Sequence[Document | None]], Mapping[str, Any] | None]
 class Changes:
     """Applies changes to the store; ``refresh`` makes them count in this process."""
 
-    def __init__(self, store: Store, refresh: Callable[[], Awaitable[None]]) -> None:
+    def __init__(self, store: Store, refresh: Callable[[], Awaitable[None]], *, lease_s: float) -> None:
         self._store = store
         self._refresh = refresh
-        self.operations = Operations(store)
+        self.operations = Operations(store, lease_s=lease_s)
 
     @property
     def store(self) -> Store:

@@ -1,8 +1,8 @@
 """Operations of operators outside of the store: pending in the store from before they start until they have ended.
 
-Each gateway renews the lease of its operations every second; another gateway undoes those whose lease has expired
-(``fleet/rescue.py``). One change of policies is pending at a time over all gateways of the store. An outcome that the
-store could not take at once is written later.
+Each gateway renews the lease of its operations every second, or more often; another gateway undoes those whose lease
+has expired (``fleet/rescue.py``). One change of policies is pending at a time over all gateways of the store. An
+outcome that the store could not take at once is written later.
 """
 
 import asyncio
@@ -14,7 +14,6 @@ from typing import Final
 
 from gateway.fleet.keeper import Settled
 from gateway.fleet.policies import Choice, Note, Policy
-from gateway.fleet.rescue import LEASE_S
 from gateway.fleet.undo_note import NotedPolicy, UndoNote, noted, read_note
 from gateway.state import (
     Action,
@@ -62,8 +61,9 @@ class _End:
 class Operations:
     """The operations of this process. If it dies, other gateways end those that are left."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, *, lease_s: float) -> None:
         self._store = store
+        self._lease_s = lease_s
         self._open: set[int] = set()
         self._ends: list[_End] = []
 
@@ -72,7 +72,7 @@ class Operations:
         while another gateway makes one.
         """
         excludes = _CHANGES_POLICIES if action.action in _CHANGES_POLICIES else ()
-        operation = Operation(await self._store.begin(action, lease_s=LEASE_S, excludes=excludes))
+        operation = Operation(await self._store.begin(action, lease_s=self._lease_s, excludes=excludes))
         self._open.add(operation.number)
         return operation
 
@@ -83,10 +83,11 @@ class Operations:
         process that was stopped meanwhile may be undone by another gateway, and must change nothing more.
         """
         began_s = monotonic()
-        fence = await self._store.note(operation.number, note.text(), lease_s=LEASE_S, above=above)
-        if monotonic() - began_s >= LEASE_S:
+        fence = await self._store.note(operation.number, note.text(), lease_s=self._lease_s, above=above)
+        if monotonic() - began_s >= self._lease_s:
             raise OperationLostError(
-                f"operation {operation.number} may be undone by another gateway: this one stood still for {LEASE_S:g} s"
+                f"operation {operation.number} may be undone by another gateway: this one stood still for "
+                f"{self._lease_s:g} s"
             )
         operation.noted = True
         return fence
@@ -179,7 +180,7 @@ class Operations:
         while True:
             try:
                 if self._open:
-                    await self._store.hold(list(self._open), lease_s=LEASE_S)
+                    await self._store.hold(list(self._open), lease_s=self._lease_s)
                 await self.write()
                 await rescue(frozenset(self._open))
             except StoreUnavailableError as error:
@@ -189,7 +190,7 @@ class Operations:
                         len(self._ends),
                         error,
                     )
-            await asyncio.sleep(_EVERY_S)
+            await asyncio.sleep(min(_EVERY_S, self._lease_s / 4))
 
 
 def _remember(remembered: Remembered | None) -> Remember | None:

@@ -168,10 +168,10 @@ async def outcome_is(admin: Admin, outcome: str) -> None:
 
 
 async def swap_and_kill(
-    folder: Path, ways: Mapping[str, ScriptedEngine | LateProxy], late: Sequence[LateProxy]
+    folder: Path, ways: Mapping[str, ScriptedEngine | LateProxy], late: Sequence[LateProxy], **settings: str
 ) -> None:
     """Begin a swap to S3-FIFO, and kill its gateway once all its calls to ``late`` are on their way."""
-    async with doomed(folder, ways) as first:
+    async with doomed(folder, ways, **settings) as first:
         change = asyncio.create_task(lost(Admin(first.gateway).call("PUT", "/policies/eviction", SAID)))
         await eventually(lambda: all(each.requests for each in late))
         await first.kill()
@@ -281,7 +281,7 @@ async def test_a_swap_goes_back_to_the_note_of_an_unfinished_one_unless_a_policy
     note = UndoNote(policies=[NotedPolicy(instance="a", kind="eviction", name="lru")])
     fifo = Policy(kind="eviction", name="fifo")
     ran = {InstanceId("a"): fifo, InstanceId("b"): fifo}
-    operations = Operations(store)
+    operations = Operations(store, lease_s=60)
     number = await store.begin(begun, lease_s=60)
     await store.note(number, note.text(), lease_s=60)
 
