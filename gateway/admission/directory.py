@@ -1,10 +1,10 @@
-"""Tenants, limits and keys from the store, with the fleet's policies and pins.
+"""Tenants, limits and keys from the store, with the fleet's instances, routing, policies and pins.
 
-Read whole, swapped whole.
+Read whole by one statement, swapped whole: a slow database delays a revoked key by one answer.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
@@ -13,13 +13,13 @@ from gateway.limits import UNLIMITED, TenantLimits
 from gateway.problems import ProblemKind, Problems
 from gateway.state.bodies import CURRENT_PRESET, DEFAULT_QUOTA, KeyBody, PolicyBody, PresetBody, QuotaBody, TenantBody
 from gateway.state.documents import Document, Kind, Revision
-from gateway.state.fleet_bodies import PinBody
+from gateway.state.fleet_bodies import ROUTING_NAME, InstanceBody, PinBody, RoutingBody
 from gateway.state.shared_clock import MOST_SKEW_S, SharedClock
 from gateway.state.store import Store, StoreUnavailableError
 from gateway.state.stored import DocumentReader, UnreadableDocumentError, read, read_in_part
 from gateway.types import TenantId
 
-_KINDS = (Kind.KEY, Kind.TENANT, Kind.QUOTA, Kind.PRESET, Kind.WORKLOAD, Kind.POLICY, Kind.PIN)
+_KINDS = tuple(Kind)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +48,8 @@ class Directory:
     workloads: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     policies: Mapping[str, PolicyBody] = field(default_factory=lambda: MappingProxyType({}))
     pins: Mapping[str, PinBody] = field(default_factory=lambda: MappingProxyType({}))
+    instances: Mapping[str, InstanceBody] = field(default_factory=lambda: MappingProxyType({}))
+    routing: RoutingBody | None = None
     whole: bool = True
 
     def limits_of(self, tenant: TenantId) -> TenantLimits:
@@ -58,17 +60,15 @@ class DirectoryReader:
     """Reads the directory. A document that can't be read fails alone.
 
     Of tenants, keys and quotas the readable fields hold. A tenant is suspended, and a key refused, where the field in
-    question can't be read. Of all other documents what was read here before goes on to hold.
+    question can't be read, and an instance is drained. Of all other documents what was read here before goes on to
+    hold.
     """
 
-    def __init__(self, store: Store, problems: Problems) -> None:
-        self._store = store
+    def __init__(self, problems: Problems) -> None:
         self._reader = DocumentReader(problems)
 
-    async def read(self) -> Directory:
-        """Read all of it, as it is at one moment; raises ``StoreUnavailableError``."""
-        stored = await self._store.snapshot(_KINDS)
-        documents = stored.documents
+    def read(self, revision: Revision, documents: Mapping[Kind, Sequence[Document]]) -> Directory:
+        """Return the directory of these documents."""
         keys = documents[Kind.KEY]
         tenants = self._reader.read(
             Kind.TENANT, documents[Kind.TENANT], partial(read, TenantBody), otherwise=_tenant_in_part
@@ -79,9 +79,13 @@ class DirectoryReader:
         presets = self._reader.read(Kind.PRESET, documents[Kind.PRESET], partial(read, PresetBody))
         policies = self._reader.read(Kind.POLICY, documents[Kind.POLICY], partial(read, PolicyBody))
         pins = self._reader.read(Kind.PIN, documents[Kind.PIN], partial(read, PinBody))
+        instances = self._reader.read(
+            Kind.INSTANCE, documents[Kind.INSTANCE], partial(read, InstanceBody), otherwise=_instance_in_part
+        )
+        routing = self._reader.read(Kind.ROUTING, documents[Kind.ROUTING], partial(read, RoutingBody))
         limits = {name: each.limits() for name, each in quotas.items()}
         return Directory(
-            revision=stored.revision,
+            revision=revision,
             keys=MappingProxyType(
                 {
                     digest: key
@@ -98,6 +102,8 @@ class DirectoryReader:
             workloads=MappingProxyType({each.name: each.body for each in documents[Kind.WORKLOAD]}),
             policies=MappingProxyType(policies),
             pins=MappingProxyType(pins),
+            instances=MappingProxyType(instances),
+            routing=routing.get(ROUTING_NAME),
             whole=self._reader.whole,
         )
 
@@ -127,6 +133,10 @@ def _tenant_in_part(error: UnreadableDocumentError, before: TenantBody | None) -
     return read_in_part(TenantBody, error, instead={"suspended": True})
 
 
+def _instance_in_part(error: UnreadableDocumentError, before: InstanceBody | None) -> InstanceBody | None:
+    return read_in_part(InstanceBody, error, before, instead={"draining": True})
+
+
 class DirectoryKeeper:
     """Reads the directory again when the store has changed, here or in another gateway, and passes it to ``publish``.
 
@@ -145,32 +155,34 @@ class DirectoryKeeper:
         problems: Problems,
     ) -> None:
         self._store = store
-        self._reader = DirectoryReader(store, problems)
+        self._reader = DirectoryReader(problems)
         self._publish = publish
         self._expire = expire
         self._trust_s = trust_s
         self._clock = clock
         self._problems = problems
         self._one = asyncio.Lock()
-        self._trusted = False
+        self._trusted = self._published = False
         self._end: asyncio.TimerHandle | None = None
+        self._known: Revision | None = None
         self.current = Directory()
 
     async def refresh(self) -> None:
-        """Refresh the directory; raises ``StoreUnavailableError``, and the known directory stays."""
+        """Bring the directory up to date, and compare the clocks; raises ``StoreUnavailableError``, and the known
+        directory stays.
+        """
         async with self._one:  # an older reading never takes the place of a newer one
             begun_s = asyncio.get_running_loop().time()
-            if self.current.revision != await self._store.revision():
-                self.current = await self._reader.read()
+            stored = await self._store.read(_KINDS, self._clock.own, known=self._known)
+            self._compare_clocks(stored.skew_s)
+            if stored.documents is not None:
+                self._published = False
+                self.current = self._reader.read(stored.revision, stored.documents)
+                self._known = stored.revision
+            if not self._published or not self._trusted:
                 self._publish(self.current)
-            elif not self._trusted:
-                self._publish(self.current)
+                self._published = True
             self._confirmed(begun_s)
-
-    async def look(self) -> None:
-        """Bring it up to date, and compare the clocks; raises ``StoreUnavailableError``."""
-        self._compare_clocks(await self._store.skew_s(self._clock.own))
-        await self.refresh()
 
     async def run(self, interval_s: float) -> None:
         """Look again and again, for ever."""
@@ -178,7 +190,7 @@ class DirectoryKeeper:
             while True:
                 await asyncio.sleep(interval_s)
                 try:
-                    await self.look()
+                    await self.refresh()
                 except StoreUnavailableError as error:
                     self._say_away(error)
         finally:

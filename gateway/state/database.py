@@ -28,16 +28,18 @@ class Database(Protocol):
         """Return the names of the tables."""
         ...
 
-    def now(self) -> float:
-        """Return the time of the database's clock in seconds since 1970."""
+    @property
+    def clock(self) -> str:
+        """The SQL expression of the time of the database's clock in seconds since 1970."""
         ...
 
     def check(self) -> None:
         """Raise when the connection no longer leads to the store."""
         ...
 
-    def transaction(self) -> AbstractContextManager[None]:
-        """Run the block as one transaction that no other writer runs beside; roll it back when the block raises.
+    def transaction(self) -> AbstractContextManager[float]:
+        """Run the block as one transaction that no other writer runs beside; roll it back when the block raises. The
+        block gets the time of its start by the database's clock.
 
         Raises ``CommitUnknownError`` where it can't be known whether it was committed.
         """

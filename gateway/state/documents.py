@@ -51,11 +51,14 @@ class Document:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
-    """Documents of several kinds, each kind by name, as they were together at a revision."""
+class Reading:
+    """Documents of several kinds, each kind by name, as they were together at a revision; None if that was known.
+    ``skew_s`` is by how much the reader's clock is ahead of the store's; times in the store are of the latter.
+    """
 
     revision: Revision
-    documents: Mapping[Kind, Sequence[Document]]
+    documents: Mapping[Kind, Sequence[Document]] | None
+    skew_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

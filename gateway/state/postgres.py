@@ -25,6 +25,8 @@ except ModuleNotFoundError as error:
 _LOCK: Final = 0x6B76_6761_7465
 """Number of the advisory lock that makes writers take turns, as SQLite's do: changes are rare and small."""
 
+_CLOCK: Final = "EXTRACT(EPOCH FROM clock_timestamp())::float8"
+_BEGIN: Final = f"BEGIN; SELECT pg_advisory_xact_lock({_LOCK}); SELECT {_CLOCK}"
 _KEEPALIVE_S: Final = 5
 _LEAST_CONNECT_S: Final = 2
 """PostgreSQL's driver waits no shorter for a connection."""
@@ -71,19 +73,21 @@ class PostgresDatabase:
         found = self.rows("SELECT tablename FROM pg_tables WHERE schemaname = ANY (current_schemas(false))")
         return frozenset(name for (name,) in found)
 
-    def now(self) -> float:
-        [[now_s]] = self.rows("SELECT EXTRACT(EPOCH FROM clock_timestamp())::float8")
-        return float(now_s)
+    @property
+    def clock(self) -> str:
+        return _CLOCK
 
     def check(self) -> None:
         """A connection leads to its server for as long as it lasts."""
 
     @contextmanager
-    def transaction(self) -> Iterator[None]:
-        self._connection.execute("BEGIN")
+    def transaction(self) -> Iterator[float]:
         try:
-            self._connection.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
-            yield
+            begun = self._connection.execute(_BEGIN, prepare=False)  # several statements, which are answered at once
+            while begun.nextset():
+                pass
+            [[now_s]] = begun.fetchall()
+            yield float(now_s)
         except BaseException:
             with suppress(psycopg.Error):  # a connection that is gone has nothing left to take back
                 self._connection.execute("ROLLBACK")

@@ -17,9 +17,9 @@ from gateway.state.documents import (
     Document,
     Kind,
     Pending,
+    Reading,
     Remembered,
     Revision,
-    Snapshot,
 )
 from gateway.state.statements import Record
 from gateway.state.store import Remember
@@ -42,17 +42,13 @@ class SqlStore:
         self._bound = audit or AuditBound()
         self._thread = DatabaseThread(connect, unavailable=unavailable, limit_s=limit_s)
 
-    async def revision(self) -> Revision:
-        return await self._thread.run(statements.revision)
-
-    async def skew_s(self, clock: Callable[[], float]) -> float:
-        return await self._thread.run(lambda database: statements.skew_s(database, clock))
-
     async def documents(self, kind: Kind) -> Sequence[Document]:
         return await self._thread.run(lambda database: statements.documents(database, kind))
 
-    async def snapshot(self, kinds: Sequence[Kind]) -> Snapshot:
-        return await self._thread.run(lambda database: statements.snapshot(database, kinds))
+    async def read(
+        self, kinds: Sequence[Kind], clock: Callable[[], float], *, known: Revision | None = None
+    ) -> Reading:
+        return await self._thread.run(lambda database: statements.read(database, kinds, clock, known))
 
     async def document(self, kind: Kind, name: str) -> Document | None:
         return await self._thread.run(lambda database: statements.document(database, kind, name))

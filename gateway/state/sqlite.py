@@ -44,6 +44,7 @@ class SqliteDatabase:
                 self.check()
                 self.execute("PRAGMA journal_mode = WAL")
                 self.execute("PRAGMA synchronous = FULL")
+                self._connection.create_function("kvgate_clock", 0, clock)
             except BaseException:
                 self._connection.close()
                 raise
@@ -59,17 +60,18 @@ class SqliteDatabase:
     def tables(self) -> frozenset[str]:
         return frozenset(name for (name,) in self.rows("SELECT name FROM sqlite_master WHERE type = 'table'"))
 
-    def now(self) -> float:
-        return self._clock()
+    @property
+    def clock(self) -> str:
+        return "kvgate_clock()"
 
     def check(self) -> None:
         self._file.check()
 
     @contextmanager
-    def transaction(self) -> Iterator[None]:
+    def transaction(self) -> Iterator[float]:
         self._connection.execute("BEGIN IMMEDIATE")
         try:
-            yield
+            yield self._clock()
             self._connection.execute("COMMIT")
         except BaseException:
             if self._connection.in_transaction:

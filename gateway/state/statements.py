@@ -18,9 +18,9 @@ from gateway.state.documents import (
     Kind,
     Pending,
     PendingOperation,
+    Reading,
     Remembered,
     Revision,
-    Snapshot,
 )
 from gateway.state.store import ConflictError, OperationBusyError, OperationLostError, Remember, RepeatedKeyError
 from kvcontrol.core.policy_control import Fence
@@ -28,21 +28,6 @@ from kvcontrol.core.policy_control import Fence
 _REMEMBERED_S: Final = 24 * 3600.0
 _MOST_FORGOTTEN: Final = 100
 """Rows that one change may remove for their age or number, whatever the clock says."""
-
-
-def revision(database: Database) -> Revision:
-    """Return which state of the documents it is."""
-    [[number, changed_at_s]] = database.rows(
-        "SELECT revision, (SELECT MAX(updated_at_s) FROM kvgate_documents) FROM kvgate_revision"
-    )
-    return Revision(int(number), changed_at_s or 0.0)
-
-
-def skew_s(database: Database, clock: Callable[[], float]) -> float:
-    """Return by how much a clock is ahead of the database's; what the call took makes no difference."""
-    before_s = clock()
-    now_s = database.now()
-    return max(0.0, before_s - now_s) + min(0.0, clock() - now_s)
 
 
 def documents(database: Database, kind: Kind) -> list[Document]:
@@ -55,20 +40,31 @@ def documents(database: Database, kind: Kind) -> list[Document]:
     return [_as_document(kind, row) for row in found]
 
 
-def snapshot(database: Database, kinds: Sequence[Kind]) -> Snapshot:
-    """Return the revision with all documents of these kinds, in one statement: a slow database answers once."""
+def read(database: Database, kinds: Sequence[Kind], clock: Callable[[], float], known: Revision | None) -> Reading:
+    """Return the revision, the documents unless it is the known one, and the skew of a clock, in one statement: a slow
+    database answers once.
+    """
+    number, changed_at_s = known or Revision(-1)
+    before_s = clock()
     found = database.rows(
-        "SELECT revision, (SELECT MAX(updated_at_s) FROM kvgate_documents), kind, name, body, version, created_at_s, "  # noqa: S608 - as many placeholders as kinds
-        "updated_at_s FROM kvgate_revision LEFT JOIN kvgate_documents ON body IS NOT NULL AND "
-        f"kind IN ({', '.join('?' * len(kinds))}) ORDER BY name",
-        [each.value for each in kinds],
+        "SELECT revision, changed_at_s, now_s, kind, name, body, version, created_at_s, updated_at_s FROM "  # noqa: S608 - as many placeholders as kinds
+        "(SELECT revision, (SELECT MAX(updated_at_s) FROM kvgate_documents) AS changed_at_s, "
+        f"{database.clock} AS now_s FROM kvgate_revision) AS state LEFT JOIN kvgate_documents ON body IS NOT NULL AND "
+        f"kind IN ({', '.join('?' * len(kinds))}) AND (revision <> ? OR COALESCE(changed_at_s, 0) <> ?) ORDER BY name",
+        [*(each.value for each in kinds), number, changed_at_s],
     )
+    after_s = clock()
     by_kind: dict[Kind, list[Document]] = {each: [] for each in kinds}
-    for _, _, kind, *row in found:
+    for _, _, _, kind, *row in found:
         if kind is not None:
             by_kind[Kind(kind)].append(_as_document(Kind(kind), row))
-    number, changed_at_s, *_ = found[0]
-    return Snapshot(revision=Revision(int(number), changed_at_s or 0.0), documents=by_kind)
+    number, changed_at_s, now_s, *_ = found[0]
+    revision = Revision(int(number), changed_at_s or 0.0)
+    return Reading(
+        revision=revision,
+        documents=None if revision == known else by_kind,
+        skew_s=max(0.0, before_s - now_s) + min(0.0, after_s - now_s),
+    )
 
 
 def document(database: Database, kind: Kind, name: str) -> Document | None:
@@ -101,14 +97,13 @@ def begin(database: Database, record: Record, lease_s: float, excludes: Collecti
     """Write an entry of the audit log and a pending operation, and return their number; raises
     ``OperationBusyError``.
     """
-    with database.transaction():
-        for each in operations(database) if excludes else ():
+    with database.transaction() as now_s:
+        for each in pending(database).operations if excludes else ():
             if each.action.action in excludes and not each.abandoned:
                 raise OperationBusyError(
                     f"{each.action.action} {each.action.target} by {each.action.actor} has not ended "
                     f"(entry {each.number} of the audit log)"
                 )
-        now_s = database.now()
         number = _entry(database, record, now_s)
         database.execute(
             "INSERT INTO kvgate_acts (number, note, until_s, abandoned) VALUES (?, '', ?, 0)", [number, now_s + lease_s]
@@ -118,10 +113,10 @@ def begin(database: Database, record: Record, lease_s: float, excludes: Collecti
 
 def note(database: Database, number: int, text: str, lease_s: float, above: int) -> Fence:
     """Write how to undo an operation, and issue two fences; return the first one. Raises ``OperationLostError``."""
-    with database.transaction():
+    with database.transaction() as now_s:
         if not database.rows(
             "UPDATE kvgate_acts SET note = ?, until_s = ? WHERE number = ? AND abandoned = 0 RETURNING number",
-            [text, database.now() + lease_s, number],
+            [text, now_s + lease_s, number],
         ):
             raise _lost(number)
         store, last = _issue(database, 2, above)
@@ -145,43 +140,42 @@ def _issue(database: Database, count: int, above: int = 0) -> tuple[str, int]:
 
 def hold(database: Database, numbers: Sequence[int], lease_s: float) -> None:
     """Keep pending operations for another ``lease_s``."""
-    with database.transaction():
-        until_s = database.now() + lease_s
-        for number in numbers:
-            database.execute("UPDATE kvgate_acts SET until_s = ? WHERE number = ?", [until_s, number])
+    database.execute(
+        f"UPDATE kvgate_acts SET until_s = {database.clock} + ? WHERE number IN ({', '.join('?' * len(numbers))})",  # noqa: S608 - as many placeholders as numbers
+        [lease_s, *numbers],
+    )
 
 
 def pending(database: Database) -> Pending:
-    """Return the newest fence, and then the pending operations."""
-    [[store, number]] = database.rows("SELECT store, number FROM kvgate_fence")
-    return Pending(Fence(store, int(number)), operations(database))
-
-
-def operations(database: Database) -> list[PendingOperation]:
-    """Return the pending operations of all gateways, the oldest first."""
+    """Return the newest fence and the pending operations."""
     found = database.rows(
-        "SELECT kvgate_acts.number, note, until_s, abandoned, actor, action, target, outcome, detail, request_id "
-        "FROM kvgate_acts JOIN kvgate_audit ON kvgate_audit.number = kvgate_acts.number ORDER BY kvgate_acts.number"
+        f"SELECT kvgate_fence.store, kvgate_fence.number, {database.clock}, kvgate_acts.number, note, until_s, "  # noqa: S608 - no value is in it
+        "abandoned, actor, action, target, outcome, detail, request_id FROM kvgate_fence "
+        "LEFT JOIN kvgate_acts ON 1 = 1 LEFT JOIN kvgate_audit ON kvgate_audit.number = kvgate_acts.number "
+        "ORDER BY kvgate_acts.number"
     )
-    now_s = database.now() if found else 0.0
-    return [
-        PendingOperation(
-            number=number,
-            action=Action(
-                actor=actor, action=action, target=target, outcome=outcome, detail=detail, request_id=request_id
-            ),
-            note=text,
-            left_s=until_s - now_s,
-            abandoned=bool(abandoned),
-        )
-        for number, text, until_s, abandoned, actor, action, target, outcome, detail, request_id in found
-    ]
+    store, fence, now_s, *_ = found[0]
+    return Pending(
+        Fence(store, int(fence)),
+        [
+            PendingOperation(
+                number=number,
+                action=Action(
+                    actor=actor, action=action, target=target, outcome=outcome, detail=detail, request_id=request_id
+                ),
+                note=text,
+                left_s=until_s - now_s,
+                abandoned=bool(abandoned),
+            )
+            for _, _, _, number, text, until_s, abandoned, actor, action, target, outcome, detail, request_id in found
+            if actor is not None
+        ],
+    )
 
 
 def take(database: Database, number: int, lease_s: float) -> Fence | None:
     """Take over an operation whose time is over, and issue a fence; None where another gateway took it over."""
-    with database.transaction():
-        now_s = database.now()
+    with database.transaction() as now_s:
         if not database.rows(
             "UPDATE kvgate_acts SET until_s = ?, abandoned = 1 WHERE number = ? AND until_s < ? RETURNING number",
             [now_s + lease_s, number, now_s],
@@ -230,8 +224,7 @@ def apply(
     database: Database, changes: Sequence[Change], record: Record, remember: Remember | None
 ) -> list[Document | None]:
     """Make all changes or none; raises ``ConflictError``, ``RepeatedKeyError``, ``OperationLostError``."""
-    with database.transaction():
-        now_s = database.now()
+    with database.transaction() as now_s:
         after = [_change(database, change, now_s) for change in changes]
         if changes:
             database.execute("UPDATE kvgate_revision SET revision = revision + 1")
@@ -296,8 +289,9 @@ def _remember(database: Database, remember: Remembered, now_s: float) -> None:
 def remembered(database: Database, key: str) -> Remembered | None:
     """Return what was answered to an idempotency key within the last day."""
     found = database.rows(
-        "SELECT key, request, status, body, etag FROM kvgate_idempotency WHERE key = ? AND at_s >= ?",
-        [key, database.now() - _REMEMBERED_S],
+        "SELECT key, request, status, body, etag FROM kvgate_idempotency "  # noqa: S608 - no value is in it
+        f"WHERE key = ? AND at_s >= {database.clock} - ?",
+        [key, _REMEMBERED_S],
     )
     if not found:
         return None
@@ -308,9 +302,9 @@ def remembered(database: Database, key: str) -> Remembered | None:
 def audit(database: Database, limit: int, before: int | None, bound: AuditBound) -> list[AuditEntry]:
     """Return the newest entries that are not too old, newest first."""
     found = database.rows(
-        "SELECT number, at_s, actor, action, target, outcome, detail, request_id FROM kvgate_audit "
-        "WHERE at_s >= ? AND number < ? ORDER BY number DESC LIMIT ?",
-        [database.now() - bound.age_s, (1 << 63) - 1 if before is None else before, limit],
+        "SELECT number, at_s, actor, action, target, outcome, detail, request_id FROM kvgate_audit "  # noqa: S608 - no value is in it
+        f"WHERE at_s >= {database.clock} - ? AND number < ? ORDER BY number DESC LIMIT ?",
+        [bound.age_s, (1 << 63) - 1 if before is None else before, limit],
     )
     return [
         AuditEntry(

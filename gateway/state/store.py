@@ -19,9 +19,9 @@ from gateway.state.documents import (
     Document,
     Kind,
     Pending,
+    Reading,
     Remembered,
     Revision,
-    Snapshot,
 )
 from kvcontrol.core.policy_control import Fence
 
@@ -71,20 +71,16 @@ class Store(Protocol):
     none is, however the process ends. Reads see what was applied before, by whichever gateway.
     """
 
-    async def revision(self) -> Revision:
-        """Return which state of the documents it is: another one whenever a document has changed."""
-        ...
-
-    async def skew_s(self, clock: Callable[[], float]) -> float:
-        """Return by how much a clock is ahead of the store's; times in the store are of the latter."""
-        ...
-
     async def documents(self, kind: Kind) -> Sequence[Document]:
         """Return all documents of a kind, by name."""
         ...
 
-    async def snapshot(self, kinds: Sequence[Kind]) -> Snapshot:
-        """Return the revision and all documents of these kinds, by name, as they are at one moment."""
+    async def read(
+        self, kinds: Sequence[Kind], clock: Callable[[], float], *, known: Revision | None = None
+    ) -> Reading:
+        """Return the revision and, unless it is the ``known`` one, all documents of these kinds, as they are at one
+        moment; and by how much ``clock`` is ahead of the store's. The database answers once.
+        """
         ...
 
     async def document(self, kind: Kind, name: str) -> Document | None: ...

@@ -79,7 +79,7 @@ async def _running(app: Gateway, base: Base) -> AsyncIterator[None]:
         )
         links = Links(client=client, context=context)
         serving = build_serving(base, instances, observation, threads, pool)
-        config_sync = build_config_sync(base, instances, serving, observation)
+        config_sync = build_config_sync(base, instances, serving)
         membership = build_membership(settings, instances, links, observation, (serving.planner, config_sync))
         leases = build_leases(settings, instances, membership, base.shared.board)
         control = build_control(base, instances, links, observation, config_sync)
@@ -94,10 +94,10 @@ async def _running(app: Gateway, base: Base) -> AsyncIterator[None]:
         }
         try:
             instances.registry.checks.tenants(several=base.authenticator.several)
-            await control.directory.look()
+            await control.directory.refresh()
             _log_mode(settings, base.authenticator)
             async with membership:
-                await config_sync.follow(membership)
+                config_sync.follow(membership, control.directory.current)
                 async with running(loops, on_failure=observation.telemetry.loop_failed):
                     yield
         finally:

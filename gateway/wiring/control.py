@@ -48,22 +48,19 @@ class Control:
             "shadows": self.auto.run,
             "pins": self.pins.run,
             "directory": partial(self.directory.run, poll_s),
-            "roster": partial(self.config_sync.run, poll_s),
             "operations": partial(self.changes.operations.run, self.rescue.round),
         }
 
 
-def build_config_sync(base: Base, instances: Instances, serving: Serving, observation: Observation) -> ConfigSync:
+def build_config_sync(base: Base, instances: Instances, serving: Serving) -> ConfigSync:
     """Return what applies the stored instances and routing."""
     return ConfigSync(
-        base.shared.store,
         registry=instances.registry,
         planner=serving.planner,
         rules=instances.rules,
         policy=base.settings.routing.routing_policy,
         costs=cost_model(base.settings.routing),
         drain_s=base.settings.fleet.drain_timeout_s,
-        problems=observation.problems,
     )
 
 
@@ -72,17 +69,13 @@ def build_control(
 ) -> Control:
     """Return the control plane; its loops don't run yet."""
     store, registry = base.shared.store, instances.registry
-    directory = _directory_keeper(base, instances, observation)
+    directory = _directory_keeper(base, instances, observation, config_sync)
     presets = PresetCatalogue(Presets.shipped(), lambda: directory.current.workloads, observation.problems)
     control = InstanceControl(links.client, timeout_s=base.settings.fleet.control_timeout_s)
     swap = PolicySwap(control)
 
-    async def refresh() -> None:
-        await directory.refresh()
-        await config_sync.refresh()
-
     lease_s = base.settings.state.operation_lease_s
-    changes = Changes(store, refresh, lease_s=lease_s)
+    changes = Changes(store, directory.refresh, lease_s=lease_s)
     fleet = FleetKeeper(
         registry=registry,
         control=control,
@@ -99,7 +92,7 @@ def build_control(
         registry=registry,
         control=control,
         pins=lambda: directory.current.pins,
-        expired=PinExpiry(store, refresh),
+        expired=PinExpiry(store, directory.refresh),
         clock=monotonic,
         now=base.clock,
     )
@@ -134,12 +127,15 @@ def build_control(
     )
 
 
-def _directory_keeper(base: Base, instances: Instances, observation: Observation) -> DirectoryKeeper:
+def _directory_keeper(
+    base: Base, instances: Instances, observation: Observation, config_sync: ConfigSync
+) -> DirectoryKeeper:
     authenticator = base.authenticator
 
     def publish(directory: Directory) -> None:
         authenticator.publish(directory)
         instances.registry.checks.tenants(several=authenticator.several)
+        config_sync.apply(directory)
 
     return DirectoryKeeper(
         base.shared.store,

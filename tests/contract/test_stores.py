@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from time import time
 
 import pytest
 
@@ -32,6 +33,7 @@ from gateway.state.postgres import open_postgres
 from gateway.state.sqlite import FILE_NAME
 from tests.support.databases import postgres
 from tests.support.skewed import skewed
+from tests.support.stored_revision import revision_of
 
 ACT = Action(actor="admin", action="put", target="tenant/acme")
 Opener = Callable[..., Store]
@@ -57,7 +59,7 @@ def _emptied(url: str) -> None:
     import psycopg
 
     with psycopg.connect(url, autocommit=True) as connection:
-        for table in ("schema", "acts", "revision", "documents", "audit", "idempotency"):
+        for table in ("schema", "fence", "acts", "revision", "documents", "audit", "idempotency"):
             connection.execute(f"DROP TABLE IF EXISTS kvgate_{table}".encode())
 
 
@@ -69,7 +71,7 @@ async def store(opener: Opener) -> AsyncIterator[Store]:
 
 
 async def test_an_empty_store_holds_nothing(store: Store) -> None:
-    assert (await store.revision()).number == 0
+    assert (await revision_of(store)).number == 0
     assert list(await store.documents(Kind.TENANT)) == []
     assert await store.document(Kind.TENANT, "acme") is None
     assert list(await store.audit(limit=10)) == []
@@ -86,7 +88,7 @@ async def test_a_document_is_read_back_by_kind_and_name_with_its_version(store: 
     assert changed is not None
     assert (changed.version, changed.body, changed.created_at_s) == (2, "{}", made.created_at_s)
     assert list(await store.documents(Kind.TENANT)) == [changed]
-    assert (await store.revision()).number == 2
+    assert (await revision_of(store)).number == 2
 
 
 async def test_documents_come_by_name(store: Store) -> None:
@@ -95,17 +97,21 @@ async def test_documents_come_by_name(store: Store) -> None:
     assert [each.name for each in await store.documents(Kind.KEY)] == ["a", "b", "c"]
 
 
-async def test_a_snapshot_is_the_revision_and_the_documents_of_its_kinds_by_name(store: Store) -> None:
+async def test_a_reading_is_the_revision_and_the_documents_of_its_kinds_by_name(store: Store) -> None:
     kinds = [Kind.KEY, Kind.TENANT]
-    empty = await store.snapshot(kinds)
-    assert (empty.revision, dict(empty.documents)) == (await store.revision(), {Kind.KEY: [], Kind.TENANT: []})
+    empty = await store.read(kinds, time)
+    assert (empty.revision, empty.documents) == (await revision_of(store), {Kind.KEY: [], Kind.TENANT: []})
     for kind, name in ((Kind.KEY, "b"), (Kind.TENANT, "x"), (Kind.KEY, "a"), (Kind.QUOTA, "x"), (Kind.KEY, "gone")):
         await store.apply([Put(kind=kind, name=name, body="{}")], action=ACT)
     await store.apply([Delete(kind=Kind.KEY, name="gone")], action=ACT)
-    stored = await store.snapshot(kinds)
-    assert stored.revision == await store.revision()
-    assert dict(stored.documents) == {kind: list(await store.documents(kind)) for kind in kinds}
+    stored = await store.read(kinds, time, known=empty.revision)
+    assert stored.revision == await revision_of(store)
+    assert stored.documents == {kind: list(await store.documents(kind)) for kind in kinds}
     assert [each.name for each in stored.documents[Kind.KEY]] == ["a", "b"]
+    again = await store.read(kinds, time, known=stored.revision)
+    assert (again.revision, again.documents) == (stored.revision, None)
+    assert again.skew_s == 0
+    assert abs((await store.read(kinds, lambda: time() - 100)).skew_s + 100) < 60
 
 
 @pytest.mark.parametrize("expected", [ABSENT, 2, 7])
@@ -122,7 +128,7 @@ async def test_a_change_that_expects_another_version_changes_nothing(store: Stor
         )
     assert (conflict.value.name, conflict.value.found) == ("acme", 1)
     assert [each.body for each in await store.documents(Kind.TENANT)] == ["1"]
-    assert (await store.revision()).number == 1
+    assert (await revision_of(store)).number == 1
     assert len(await store.audit(limit=10)) == 1
     assert await store.remembered("k") is None
 
@@ -151,7 +157,7 @@ async def test_of_many_writers_that_expect_the_same_version_one_wins(opener: Ope
             return_exceptions=True,
         )
         assert sum(isinstance(each, ConflictError) for each in ended) == 11
-        assert (await stores[1].revision()).number == 2
+        assert (await revision_of(stores[1])).number == 2
     finally:
         for store in stores:
             await store.close()
@@ -160,9 +166,9 @@ async def test_of_many_writers_that_expect_the_same_version_one_wins(opener: Ope
 async def test_what_one_gateway_wrote_another_one_reads(opener: Opener) -> None:
     writer, reader = opener(), opener()
     try:
-        before = await reader.revision()
+        before = await revision_of(reader)
         await writer.apply([Put(kind=Kind.KEY, name="k", body="{}")], action=ACT)
-        assert await reader.revision() > before
+        assert await revision_of(reader) > before
         assert len(await reader.documents(Kind.KEY)) == 1
     finally:
         await writer.close()
@@ -207,7 +213,7 @@ async def test_the_audit_log_is_read_newest_first_and_page_by_page(store: Store)
     assert newest[0].at_s > 1e9
     rest = await store.audit(limit=10, before=newest[-1].number)
     assert [each.action.target for each in rest] == ["2", "1", "0"]
-    assert (await store.revision()).number == 0
+    assert (await revision_of(store)).number == 0
 
 
 async def test_an_entry_that_was_begun_ends_in_its_place_with_the_changes_or_not_at_all(store: Store) -> None:
@@ -385,7 +391,7 @@ async def write() -> None:
     kept = Remembered(key=sys.argv[2], request="r", status=200, body="{}")
     change = Put(kind=Kind.TENANT, name="harmless", body="{}")
     await store.apply([change], action=Action(actor="a", action="put", target="t"), remember=lambda _: kept)
-    print(await store.skew_s(time.time))
+    print((await store.read([Kind.TENANT], time.time)).skew_s)
     await store.close()
 
 asyncio.run(write())
@@ -428,12 +434,12 @@ async def test_a_store_that_lost_its_last_change_is_another_one_after_the_next(t
     store = open_sqlite(tmp_path)
     for name in ("kept", "lost"):
         await store.apply([Put(kind=Kind.KEY, name=name, body="{}")], action=ACT)
-    before = await store.revision()
+    before = await revision_of(store)
     with closing(sqlite3.connect(tmp_path / FILE_NAME, isolation_level=None)) as other:
         other.execute("DELETE FROM kvgate_documents WHERE name = 'lost'")
         other.execute("UPDATE kvgate_revision SET revision = revision - 1")
     await store.apply([Put(kind=Kind.KEY, name="kept", body='{"revoked_at_s": 1}')], action=ACT)
-    after = await store.revision()
+    after = await revision_of(store)
     assert (after.number, after != before) == (before.number, True)
     await store.close()
 
@@ -444,7 +450,7 @@ async def test_a_damaged_file_is_unavailable_and_named(tmp_path: Path) -> None:
     for name in ("kvgate.sqlite3-wal", "kvgate.sqlite3-shm"):
         (tmp_path / name).unlink(missing_ok=True)
     with pytest.raises(StoreUnavailableError, match="was overwritten while it was in use"):
-        await store.revision()
+        await revision_of(store)
     await store.close()
     with pytest.raises(StateError, match="not a database"):
         open_sqlite(tmp_path)

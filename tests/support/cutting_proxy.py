@@ -17,6 +17,12 @@ class CuttingProxy:
         self.cuts = 0
         self._held_markers: list[bytes] = []
         self.holding = False
+        self._allowed: int | None = None
+        self.waiting = self.passed = 0
+
+    def allow(self, replies: int | None) -> None:
+        """Pass on so many replies from now on, None for all; the others are ``waiting``."""
+        self._allowed = replies
 
     def hold_at(self, *markers: bytes) -> None:
         """Hold all answers once these were sent, one after the other, until ``let_go``."""
@@ -68,7 +74,14 @@ class CuttingProxy:
                 return
             while self.holding:
                 await asyncio.sleep(0.01)
+            self.waiting += 1
+            while self._allowed == 0:
+                await asyncio.sleep(0.01)
+            self.waiting -= 1
+            if self._allowed is not None:
+                self._allowed -= 1
             writer.write(data)
+            self.passed += 1
             await writer.drain()
 
     async def close(self) -> None:

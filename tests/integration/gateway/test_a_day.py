@@ -65,7 +65,7 @@ class Gateway:
 
     async def look(self) -> None:
         """Do what its loops do: read the store, and end pins whose time is over."""
-        await self.keeper.look()
+        await self.keeper.refresh()
         now_s = self.clock()
         over = [name for name, each in self.keeper.current.pins.items() if (each.expires_at_s or now_s + 1) <= now_s]
         if over:

@@ -99,6 +99,31 @@ async def test_a_hung_connection_is_given_up_and_a_key_that_was_revoked_meanwhil
                 assert not connections(server) <= hung
 
 
+async def test_a_revoked_key_is_refused_after_four_replies_of_a_slow_database(tmp_path: Path, server: Server) -> None:
+    """The one on its way, one of each loop that was first, and the one with the keys."""
+    with cutting_proxy(server.port) as proxy:
+        async with (
+            running_fleet(tmp_path / "one", **settings(proxy.port, store_timeout_s=60)) as fleet,
+            running_gateway(tmp_path / "two", instances=[], **settings(server.port)) as second,
+        ):
+            key = await new_key(Admin(second))
+
+            async def known() -> bool:
+                return (await answer_with(fleet.gateway, key["key"]))[0] == 200
+
+            await eventually(known)
+            proxy.allow(0)
+            await eventually(lambda: proxy.waiting)
+            await Admin(second).ok("DELETE", f"/keys/{key['id']}")
+            before = proxy.passed
+            while await known():
+                passed = proxy.passed
+                proxy.allow(1)
+                await eventually(lambda: proxy.passed > passed and proxy.waiting)  # noqa: B023 - awaited here
+            proxy.allow(None)
+            assert proxy.passed - before <= 4
+
+
 async def test_stored_keys_are_trusted_for_a_stated_time_and_then_refused_until_they_can_be_confirmed(
     tmp_path: Path, server: Server
 ) -> None:

@@ -25,6 +25,7 @@ from tests.support.previous_release import (
 )
 from tests.support.running_gateway import RunningGateway, eventually, running_gateway
 from tests.support.scripted_engine import ScriptedEngine
+from tests.support.stored_revision import revision_of
 
 SECRET = "the same secret everywhere"  # noqa: S105 - of no one
 SETTINGS: dict[str, Any] = {"admin_key": ADMIN_KEY, "salt_secret": SECRET, "store_poll_s": 0.05}
@@ -221,12 +222,12 @@ async def test_a_store_of_a_newer_schema_is_used_where_that_allows_it_and_refuse
     store = open_sqlite(tmp_path)
     with closing(sqlite3.connect(tmp_path / FILE_NAME, isolation_level=None)) as other:
         other.execute("UPDATE kvgate_schema SET version = ?, oldest = ?", [VERSION + 1, VERSION])
-        assert (await store.revision()).number == 0
+        assert (await revision_of(store)).number == 0
         await store.close()
         again = open_sqlite(tmp_path)
         other.execute("UPDATE kvgate_schema SET version = ?, oldest = ?", [VERSION + 2, VERSION + 1])
         with pytest.raises(StoreUnavailableError, match=f"the store has schema {VERSION + 2}"):
-            await again.revision()
+            await revision_of(again)
         await again.close()
         with pytest.raises(StateError, match="start a newer version of kvgate"):
             open_sqlite(tmp_path)

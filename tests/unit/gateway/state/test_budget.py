@@ -11,6 +11,7 @@ from fastapi import FastAPI
 from gateway.api.admin.access import AdminAccess, AdminRoute
 from gateway.state import Action, Kind, Put, Store, StoreUnavailableError, open_sqlite
 from gateway.state.budget import shared_store_time, store_time
+from tests.support.stored_revision import revision_of
 
 ACT = Action(actor="admin", action="put", target="tenants/acme")
 LIMIT_S = 30.0
@@ -25,7 +26,7 @@ async def store(tmp_path: Path) -> AsyncIterator[Store]:
 
 async def test_the_times_of_a_tasks_calls_add_up(store: Store) -> None:
     with shared_store_time():
-        await store.revision()
+        await revision_of(store)
         first_s = store_time().spent_s
         await store.documents(Kind.TENANT)
         assert 0 < first_s < store_time().spent_s
@@ -43,7 +44,7 @@ async def test_no_call_begins_once_the_time_of_one_is_used_up_and_nothing_is_cha
 async def test_a_task_that_is_started_meanwhile_has_its_own_time(store: Store) -> None:
     with shared_store_time():
         store_time().spent_s = LIMIT_S
-        assert (await asyncio.create_task(store.revision())).number == 0
+        assert (await asyncio.create_task(revision_of(store))).number == 0
 
 
 async def test_an_admin_request_shares_the_time_of_its_calls() -> None:

@@ -10,6 +10,7 @@ from gateway.errors import StateError
 from gateway.state import Action, Kind, Put, StoreUnavailableError
 from gateway.state.sqlite import open_sqlite
 from tests.support.small_disk import small_disk
+from tests.support.stored_revision import revision_of
 
 OPERATION = Action(actor="admin", action="put", target="tenant", outcome="done", detail="{}", request_id="")
 
@@ -51,7 +52,7 @@ async def test_on_a_full_disk_what_is_refused_was_not_done_what_was_done_stays_a
                 kept.add(name)
         assert refused > 30
         assert {each.name for each in await store.documents(Kind.TENANT)} == kept
-        assert len(await store.audit(limit=100)) == (await store.revision()).number == len(kept)
+        assert len(await store.audit(limit=100)) == (await revision_of(store)).number == len(kept)
         other.unlink()
         await store.apply([Put(kind=Kind.TENANT, name="after", body="{}")], action=OPERATION)
     finally:
