@@ -4,7 +4,7 @@ import asyncio
 import json
 import socket
 from collections.abc import AsyncIterator, Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ from tests.support.fleet import CHAT, Fleet, chat, running_fleet, script
 from tests.support.running_gateway import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+NEVER_READING = 20
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -169,6 +171,15 @@ async def test_the_only_transfer_coding_is_chunked(fleet: Fleet, value: str) -> 
     assert fleet.requests == before + taken
 
 
+def unread(port: int) -> socket.socket:
+    """A client's end of a connection, with little room for an answer."""
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.connect(("127.0.0.1", port))
+    client.settimeout(0)
+    return client
+
+
 def connected(fleet: Fleet, client: socket.socket) -> Callable[[], bool]:
     """Whether the gateway still has its end of a connection."""
     mine = client.getsockname()[1]
@@ -188,17 +199,29 @@ def connected(fleet: Fleet, client: socket.socket) -> Callable[[], bool]:
     [{"stream": stream, "how": script(chunks=8_000, text="x" * 1000)} for stream in (True, False)],
     ids=["stream", "whole"],
 )
-async def test_a_client_that_never_reads_is_cut_off(fleet: Fleet, fields: dict[str, Any], end: bytes) -> None:
-    with socket.socket() as client:
-        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        client.settimeout(0)
-        loop = asyncio.get_running_loop()
-        await loop.sock_connect(client, ("127.0.0.1", port(fleet)))
-        await loop.sock_sendall(client, request(**fields).replace(b"\r\n", b"\r\n" + end, 1))
-        held = connected(fleet, client)
-        await eventually(held)
+async def test_clients_that_never_read_are_cut_off(fleet: Fleet, fields: dict[str, Any], end: bytes) -> None:
+    before, held = fleet.requests, []
+    with ExitStack() as stack:
+        for _ in range(NEVER_READING):
+            client = stack.enter_context(unread(port(fleet)))
+            await asyncio.get_running_loop().sock_sendall(client, request(**fields).replace(b"\r\n", b"\r\n" + end, 1))
+            held.append(connected(fleet, client))
+        await eventually(lambda: fleet.requests == before + NEVER_READING)
         await eventually(lambda: fleet.active == 0)
-        await eventually(lambda: not held())
+        await eventually(lambda: not any(each() for each in held))
+
+
+async def test_clients_that_never_read_do_not_keep_a_gateway_from_stopping(tmp_path: Path) -> None:
+    async with running_fleet(tmp_path, send_timeout_s=3600.0, shutdown_grace_s=0.5) as fleet:
+        with ExitStack() as stack:
+            for _ in range(NEVER_READING):
+                client = stack.enter_context(unread(port(fleet)))
+                asked = request(stream=True, how=script(chunks=8_000, text="x" * 1000))
+                await asyncio.get_running_loop().sock_sendall(client, asked)
+            await eventually(lambda: fleet.active == NEVER_READING)
+            fleet.gateway.stop()
+            await fleet.gateway.stopped()
+            assert fleet.active == 0
 
 
 async def test_an_idle_connection_is_kept_for_longer_than_load_balancers_do(tmp_path: Path) -> None:
