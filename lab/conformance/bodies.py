@@ -18,6 +18,7 @@ _CALLERS = {
 _HOP_BY_HOP = {"connection": "keep-alive, x-named", "x-named": "no", "keep-alive": "timeout=5", "te": "trailers"}
 _DEEP = 10_000
 _MANY_FIELDS = 40_000
+_MANY_THINGS = 20_000
 _UNDER_WAY_S = 0.2
 _DELAY_S = 10.0
 
@@ -120,7 +121,27 @@ async def many_fields(rig: Rig) -> None:
     script = rig.script()
     start = json.dumps(body_of(script, CHAT)).encode()[:-1]
     fields = ",".join(f'"\\u0061{number:x}":1' for number in range(_MANY_FIELDS))
-    heavy = asyncio.create_task(rig.post(CHAT, start + b"," + fields.encode() + b"}"))
+    await _beside(rig, start + b"," + fields.encode() + b"}")
+
+
+@case("many-things-delay-nobody", seen="-")
+async def many_things(rig: Rig) -> None:
+    """So it is with 20,000 messages, parts, tools or items of a prompt, and with 20,000 special tokens in a text."""
+    said, text = {"role": "user", "content": "x"}, {"type": "text", "text": "x"}
+    tools = [{"type": "function", "function": {"name": f"f{number}"}} for number in range(_MANY_THINGS)]
+    for fields in (
+        {"messages": [said] * _MANY_THINGS},
+        {"messages": [{"role": "user", "content": [text] * _MANY_THINGS}]},
+        {"tools": tools},
+        {"metadata": [[7]] * _MANY_THINGS},
+        {"messages": [{"role": "user", "content": "<|im_end|>x" * _MANY_THINGS}]},
+    ):
+        await _beside(rig, json.dumps(body_of(rig.script(), CHAT, fields)).encode())
+
+
+async def _beside(rig: Rig, body: bytes) -> None:
+    """Ask for something else while a body is read."""
+    heavy = asyncio.create_task(rig.post(CHAT, body))
     try:
         await asyncio.sleep(_UNDER_WAY_S)
         answer = await rig.ask(rig.script())
@@ -230,6 +251,7 @@ CASES = (
     malformed,
     duplicate_keys,
     many_fields,
+    many_things,
     unknown_model,
     models,
     embeddings,

@@ -10,6 +10,8 @@ from lab.conformance.rig import CHAT, Rig, body_of
 
 _ANSWER_S = 20.0
 _NEVER_READ_S = 90.0
+_IDLE_S = 65.0
+"""Load balancers keep idle connections for a minute, and use them until then."""
 
 
 def _request(rig: Rig, script: Script, version: str = "1.1", *, stream: bool = False) -> bytes:
@@ -91,4 +93,52 @@ async def never_reads(rig: Rig) -> None:
     need(gone, f"its backend was still at work after {_NEVER_READ_S:.0f} s")
 
 
-CASES = (old, half_closed, garbage, never_reads)
+@case(
+    "idle-connection-kept",
+    seen="nginx keepalive_timeout, AWS ALB: 502 behind a server that closes first",
+    background=True,
+)
+async def idle(rig: Rig) -> None:
+    """A connection that was idle for 65 s serves another request: a load balancer may still use it."""
+    reader, writer = await asyncio.open_connection(rig.host, rig.port)
+    try:
+        for pause_s in (0.0, _IDLE_S):
+            await asyncio.sleep(pause_s)
+            writer.write(_request(rig, rig.script(aside=True)))
+            async with asyncio.timeout(_ANSWER_S):
+                head = await reader.readuntil(b"\r\n\r\n")
+                need(_statuses(head) == [200], f"after {pause_s:.0f} s it got {head[:60]!r}")
+                await reader.readexactly(_length(head))
+    except (TimeoutError, EOFError, ConnectionError):
+        raise BrokenError("the connection was closed, or did not answer") from None
+    finally:
+        writer.close()
+
+
+@case("leave-after-pipelining", seen="-")
+async def pipelined(rig: Rig) -> None:
+    """A client that had two requests on its way at once and leaves within the second ends its backend's work."""
+    first, second = rig.script(ttft_s=0.3), rig.script(chunks=1000, chunk_s=0.1)
+    reader, writer = await asyncio.open_connection(rig.host, rig.port)
+    try:
+        writer.write(_request(rig, first) + _request(rig, second, stream=True))
+        async with asyncio.timeout(_ANSWER_S):
+            head = await reader.readuntil(b"\r\n\r\n")
+            need(_statuses(head) == [200], f"the first request got {head[:60]!r}")
+            await reader.readexactly(_length(head))
+            await reader.readuntil(b"data:")
+    except (TimeoutError, EOFError, ConnectionError):
+        raise BrokenError("the two requests were not both answered") from None
+    finally:
+        writer.close()
+    gone = await rig.until(lambda: any(each.aborted_s for each in rig.seen(second)), _ANSWER_S)
+    need(gone, f"the backend was still at work after {_ANSWER_S:.0f} s")
+
+
+def _length(head: bytes) -> int:
+    """The content length of an answer's head."""
+    lines = head.lower().split(b"\r\n")
+    return next((int(line.split(b":")[1]) for line in lines if line.startswith(b"content-length:")), 0)
+
+
+CASES = (old, half_closed, garbage, never_reads, idle, pipelined)

@@ -9,7 +9,7 @@ import aiohttp
 
 from lab.conformance.case import case, need
 from lab.conformance.mock import Script
-from lab.conformance.rig import Rig
+from lab.conformance.rig import MESSAGES, Rig
 
 _STREAMS = 400
 _MANY = 300
@@ -101,6 +101,31 @@ async def _at(rig: Rig, *, opaque: bool) -> int:
     return max(map(len, at))
 
 
+@case("chat-with-inline-system-stays", seen="-")
+async def inline_system(rig: Rig) -> None:
+    """So do those of a chat on Messages that has a system message among the others."""
+    text, inline = [await _at_messages(rig, inline=each) for each in (False, True)]
+    if inline > max(text, 1):
+        inline = min(inline, await _at_messages(rig, inline=True))
+    need(inline <= max(text, 1), f"a plain chat was at {text} backend(s), one with a system message within at {inline}")
+
+
+async def _at_messages(rig: Rig, *, inline: bool) -> int:
+    """Hold four chats on Messages; return at how many backends the turns of one were at most."""
+    scripts = [rig.script() for _ in range(4)]
+    chats = [[{"role": "user", "content": each.prompt()}] for each in scripts]
+    at: list[set[str]] = [set() for _ in scripts]
+    for turn in range(5):
+        for script, messages, names in zip(scripts, chats, at, strict=True):
+            await rig.ask(script, MESSAGES, extra={"messages": messages})
+            names.add(rig.served_by(script))
+            messages.append({"role": "assistant", "content": f"answer {turn} " * 200})
+            if inline:
+                messages.append({"role": "system", "content": f"note {turn}"})
+            messages.append({"role": "user", "content": f"turn {turn} " * 200})
+    return max(map(len, at))
+
+
 @case("nothing-stays-counted", seen="production-stack #1001 #1072, smg #2064")
 async def counters(rig: Rig) -> None:
     """After 100 clients that left and 40 errors, both backends are used as before: no load was left counted."""
@@ -142,4 +167,4 @@ async def _series(rig: Rig) -> int | None:
     return sum(1 for line in answer.body.splitlines() if line and not line.startswith(b"#"))
 
 
-CASES = (no_limit, many_streams, burst, cold, sticking, counters, labels)
+CASES = (no_limit, many_streams, burst, cold, sticking, inline_system, counters, labels)
