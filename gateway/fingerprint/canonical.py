@@ -61,11 +61,12 @@ class TokenPrompt:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unreadable:
     """A prompt without a fingerprint; ``reason`` is one word from a small fixed set. ``tokens`` is about how many it
-    has, None where nobody knows.
+    has, None where nobody knows. ``chars`` are those of its text, or of the longest one where each is a prompt.
     """
 
     reason: str
     tokens: int | None = None
+    chars: int = 0
 
 
 Prompt = ChatPrompt | TextPrompt | TokenPrompt | Unreadable

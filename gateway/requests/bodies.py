@@ -15,6 +15,7 @@ from gateway.fingerprint.opaque import Opaque
 _TEMPLATE: Final = "chat_template"
 _MOST_INPUTS: Final = 2048
 """OpenAI's bound on the texts of one request for embeddings."""
+_TEXTS: Final = ("content", "text", "thinking")
 _CHARS_PER_TOKEN: Final = 4
 _MOST_STOPS: Final = 64
 _MOST_STOP_CHARS: Final = 8192
@@ -159,6 +160,16 @@ class OtherBody(Body, frozen=True, kw_only=True):
         return Unreadable(reason="no_generation")
 
 
+class CountBody(OtherBody, frozen=True, kw_only=True):
+    """``POST /v1/messages/count_tokens``: the engine tokenizes the texts of a body whose form it checks."""
+
+    messages: Any = None
+    system: Any = None
+
+    def prompt_of(self) -> Prompt:
+        return Unreadable(reason="no_generation", chars=_chars_of(self.system) + _chars_of(self.messages))
+
+
 class EmbeddingsBody(OtherBody, frozen=True, kw_only=True):
     """``POST /v1/embeddings``."""
 
@@ -177,7 +188,9 @@ class EmbeddingsBody(OtherBody, frozen=True, kw_only=True):
     def prompt_of(self) -> Prompt:
         if not self.input:
             raise _empty("input")
-        return super().prompt_of()
+        texts = [self.input] if isinstance(self.input, str) else self.input
+        longest = max((len(text) for text in texts if isinstance(text, str)), default=0)
+        return Unreadable(reason="no_generation", chars=longest)
 
 
 class CompletionBody(Body, frozen=True, kw_only=True):
@@ -287,3 +300,16 @@ def check_template_kwargs(kwargs: Mapping[str, Any] | None) -> None:
 
 def _empty(where: str) -> InvalidRequestError:
     return InvalidRequestError(f"{where}: is empty; a prompt has at least one token", param=where)
+
+
+def _chars_of(entry: Any) -> int:
+    """The characters of all texts in messages and their blocks; images are none."""
+    match entry:
+        case str():
+            return len(entry)
+        case list():
+            return sum(map(_chars_of, entry))
+        case {}:
+            return sum(_chars_of(entry.get(name)) for name in _TEXTS)
+        case _:
+            return 0

@@ -1,5 +1,7 @@
 """The estimated cost of a request before it runs."""
 
+from itertools import chain
+
 from gateway.admission import AdmissionRequest
 from gateway.fingerprint import ChatPrompt, Fingerprint, Gap, TokenPrompt, Unreadable
 from gateway.fingerprint.canonical import TextPrompt
@@ -56,10 +58,11 @@ def least_tokens(call: Call) -> int:
         case TextPrompt(text=text):
             return len(text) // MOST_CHARS_PER_TOKEN
         case ChatPrompt(messages=messages):
-            texts = (message.get("content") for message in messages)
-            return sum(len(text) for text in texts if isinstance(text, str)) // MOST_CHARS_PER_TOKEN
-        case _:
-            return 0
+            contents = (message.get("content") for message in messages)
+            parts = chain.from_iterable(each if isinstance(each, list) else (each,) for each in contents)
+            return sum(len(text) for text in parts if isinstance(text, str)) // MOST_CHARS_PER_TOKEN
+        case Unreadable(chars=chars):
+            return chars // MOST_CHARS_PER_TOKEN
 
 
 def admission_of_counting(tenant: Tenant) -> AdmissionRequest:

@@ -23,7 +23,7 @@ from gateway.http.body_memory import TIMES, BodyMemory
 from gateway.limits import SloClass, TenantLimits
 from gateway.registry import InstanceSpec, LoadTracker, Model, ProbeResult, Registry
 from gateway.registry.checks import CheckRules
-from gateway.requests.call import Call
+from gateway.requests.call import Call, parse_call
 from gateway.requests.reader import INLINE_BYTES, Reader, ReadingLimits, Received
 from gateway.types import Operation, Tenant, TenantId
 from kvcontrol.core.ids import InstanceId
@@ -175,6 +175,44 @@ async def test_a_prompt_that_is_too_long_by_far_is_refused_before_it_is_tokenize
         await desk.reader.fingerprint(call, tenant(), None)
     desk.up(stats=msgspec.structs.replace(STATS, context_length_tokens=len(LONG)))
     assert isinstance(await desk.reader.fingerprint(call, tenant(), None), Fingerprint)
+
+
+PARTS = [{"type": "image", "source": {"data": "A" * 1000}}, {"type": "text", "text": LONG}]
+
+
+@pytest.mark.parametrize(
+    ("operation", "fields"),
+    [
+        (Operation.COUNT_TOKENS, {"messages": [{"role": "user", "content": LONG}]}),
+        (Operation.COUNT_TOKENS, {"messages": [{"role": "user", "content": PARTS}]}),
+        (Operation.COUNT_TOKENS, {"messages": [], "system": [{"type": "text", "text": LONG}]}),
+        (Operation.EMBEDDINGS, {"input": ["short", LONG]}),
+        (Operation.EMBEDDINGS, {"input": LONG}),
+        (Operation.MESSAGES, {"messages": [{"role": "user", "content": PARTS}]}),
+    ],
+)
+async def test_so_is_a_text_that_an_engine_would_count_or_embed(
+    desk: Desk, operation: Operation, fields: dict[str, Any]
+) -> None:
+    call = await desk.reader.parse(operation, json.dumps({"model": "m"} | fields).encode(), tenant())
+    await desk.reader.fingerprint(call, tenant(), None)
+    desk.up(stats=msgspec.structs.replace(STATS, context_length_tokens=9000))
+    with pytest.raises(ContextLengthError, match="take less than 9000"):
+        await desk.reader.fingerprint(call, tenant(), None)
+
+
+async def test_the_bytes_of_images_are_no_text_of_a_prompt_that_is_counted(desk: Desk) -> None:
+    image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": LONG}}
+    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": [image]}]}).encode()
+    desk.up(stats=msgspec.structs.replace(STATS, context_length_tokens=9000))
+    call = await desk.reader.parse(Operation.COUNT_TOKENS, body, tenant())
+    await desk.reader.fingerprint(call, tenant(), None)
+
+
+@pytest.mark.parametrize("messages", [None, 5, "text", [5, None], [{"content": {"text": 5}}], {"role": "user"}])
+def test_messages_of_any_form_are_passed_on_to_the_engine_that_counts_them(messages: Any) -> None:
+    body = json.dumps({"model": "m", "messages": messages}).encode()
+    assert parse_call(Operation.COUNT_TOKENS, body).body == body
 
 
 async def test_a_long_body_of_many_objects_is_refused(desk: Desk) -> None:
