@@ -22,7 +22,6 @@ from lab.bench.engine import host_report as host
 from lab.bench.engine import overtaking, steps
 from lab.bench.options import AsJson, AsMarkdown, say
 from lab.bench.served import run as served
-from lab.bench.timed_chat import BenchmarkError
 from lab.report import Host, Report
 from lab.show import show
 
@@ -81,10 +80,7 @@ def run_revisit(  # noqa: PLR0913 - each is one option
         seed=seed,
     )
     urls = [url.rstrip("/")] if against is None else [url.rstrip("/"), against.rstrip("/")]
-    try:
-        metrics = asyncio.run(revisit.run(urls, plan))
-    except BenchmarkError as error:
-        raise CommandError(str(error)) from error
+    metrics = asyncio.run(revisit.run(urls, plan))
     show(Report(bench=revisit.NAME, host=Host.here(), metrics=metrics), as_json=as_json)
 
 
@@ -203,10 +199,7 @@ def run_pd(  # noqa: PLR0913 - each is one option
         rounds=rounds,
         seed=seed,
     )
-    try:
-        report = pd.run(plan, say)
-    except BenchmarkError as error:
-        raise CommandError(str(error)) from error
+    report = pd.run(plan, say)
     show(report, as_json=as_json)
 
 
@@ -283,10 +276,7 @@ def run_gateway(  # noqa: PLR0913 - each is one option
         requests=200 if quick else requests,
         streams=16 if quick else streams,
     )
-    try:
-        report = gateway.run(plan, say)
-    except BenchmarkError as error:
-        raise CommandError(str(error)) from error
+    report = gateway.run(plan, say)
     show(report, as_json=as_json, as_markdown=as_markdown)
 
 

@@ -13,7 +13,7 @@ from lab.driver.target import Target, models_of, now_s
 ANSWER_LIMIT_S = 300.0
 
 
-class BenchmarkError(RuntimeError):
+class BenchmarkError(CommandError):
     """The target gave no usable answer; the message says which request and what came back."""
 
 

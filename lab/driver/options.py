@@ -3,41 +3,112 @@
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Final
 from urllib.parse import urlsplit
+
+import typer
 
 from kvgate.failure import CommandError
 from lab.driver.work import Lengths, Pace
+
+_ASK: Final = "With --target: how to ask"
+_REPORT: Final = "With --target: what to report"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpReplay:
     """The options as they were typed; None where one wasn't."""
 
-    target: str | None
-    model: str | None = None
-    api_key: str | None = None
-    metrics_key: str | None = None
-    tokenizer: Path | None = None
-    speed: float | None = None
-    rate: float | None = None
-    users: int | None = None
-    think: float | None = None
-    duration: float | None = None
-    limit: int | None = None
-    scale_length: float | None = None
-    max_output: int | None = None
-    leave_out_long: bool = False
-    seed: int | None = None
-    timeout: float | None = None
-    slo_ttft: float | None = None
-    slo_itl: float | None = None
-    gpu_hour_usd: float | None = None
-    instances: int | None = None
-    out: Path | None = None
+    target: Annotated[
+        str | None,
+        typer.Option(help="Drive this gateway (http://127.0.0.1:8000) with the trace.", rich_help_panel=_ASK),
+    ] = None
+    model: Annotated[
+        str | None, typer.Option(help="The model to ask for. Default: the only one served.", rich_help_panel=_ASK)
+    ] = None
+    api_key: Annotated[
+        str | None, typer.Option(envvar="KVGATE_API_KEY", help="The API key to present.", rich_help_panel=_ASK)
+    ] = None
+    metrics_key: Annotated[
+        str | None,
+        typer.Option(
+            envvar="KVGATE_METRICS_KEY",
+            help="The gateway's metrics_key, where its /metrics asks for one.",
+            rich_help_panel=_ASK,
+        ),
+    ] = None
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(
+            help="A model folder to take the tokenizer from. Default: the target's /tokenize.", rich_help_panel=_ASK
+        ),
+    ] = None
+    speed: Annotated[
+        float | None, typer.Option(help="How many times as fast as the trace's times.", rich_help_panel=_ASK)
+    ] = None
+    rate: Annotated[
+        float | None,
+        typer.Option(help="Requests a second in the mean; gaps keep their proportions.", rich_help_panel=_ASK),
+    ] = None
+    users: Annotated[
+        int | None,
+        typer.Option(
+            help="Closed loop: so many users, each waits for its answer; "
+            "a user goes through one session after another.",
+            rich_help_panel=_ASK,
+        ),
+    ] = None
+    think: Annotated[
+        float | None, typer.Option(help="Seconds between an answer and a user's next request.", rich_help_panel=_ASK)
+    ] = None
+    duration: Annotated[
+        float | None, typer.Option(help="Send for so many seconds, then wait for what runs.", rich_help_panel=_ASK)
+    ] = None
+    limit: Annotated[int | None, typer.Option(help="Only the first N requests of the trace.", rich_help_panel=_ASK)] = (
+        None
+    )
+    scale_length: Annotated[
+        float | None,
+        typer.Option(
+            help="Multiply the trace's lengths (0.03125: blocks of 512 tokens have 16).", rich_help_panel=_ASK
+        ),
+    ] = None
+    max_output: Annotated[int | None, typer.Option(help="Tokens of an answer at most.", rich_help_panel=_ASK)] = None
+    leave_out_long: Annotated[
+        bool,
+        typer.Option(
+            "--leave-out-long", help="Leave out what is longer than the model's context.", rich_help_panel=_ASK
+        ),
+    ] = False
+    seed: Annotated[
+        int | None, typer.Option(help="Another number makes all texts others: a cold cache.", rich_help_panel=_ASK)
+    ] = None
+    timeout: Annotated[
+        float | None, typer.Option(help="Seconds that one request may take. Default: 300.", rich_help_panel=_ASK)
+    ] = None
+    slo_ttft: Annotated[
+        float | None, typer.Option(help="Goal for the first token, seconds.", rich_help_panel=_REPORT)
+    ] = None
+    slo_itl: Annotated[
+        float | None, typer.Option(help="Goal for the mean time between tokens, seconds.", rich_help_panel=_REPORT)
+    ] = None
+    gpu_hour_usd: Annotated[
+        float | None, typer.Option("--gpu-hour-usd", help="What an instance costs an hour.", rich_help_panel=_REPORT)
+    ] = None
+    instances: Annotated[
+        int | None,
+        typer.Option(
+            help="How many instances cost that. Default: as many as the gateway can use.", rich_help_panel=_REPORT
+        ),
+    ] = None
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Write report.json, report.md and report.png to this folder.", rich_help_panel=_REPORT),
+    ] = None
 
     def given(self) -> list[str]:
         """Return the options that were given, but for ``--target`` itself and what the environment may say."""
-        names = [each for each in self.__dataclass_fields__ if each not in {"target", "api_key", "metrics_key"}]
+        names = [each for each in HttpReplay.__dataclass_fields__ if each not in {"target", "api_key", "metrics_key"}]
         return [_option(each) for each in names if getattr(self, each) not in {None, False}]
 
     def check(self) -> None:

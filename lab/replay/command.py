@@ -9,11 +9,9 @@ import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
-from enum import StrEnum
+from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -23,33 +21,11 @@ from kvcontrol.kv_policy.lru import LruPolicy
 from kvcontrol.kv_policy.spec import parse_specs
 from kvgate.display import errors, write_out
 from kvgate.failure import CommandError
-from lab.driver.options import HttpReplay
+from kvgate.options import takes
 from lab.driver.run import INTERRUPTED, draw_report, replay_http, say_warnings, write_report
 from lab.replay import sweep as sweeps
 from lab.replay.hits import HitRates
-from lab.replay.options import (
-    DurationOption,
-    InstancesOption,
-    KeyOption,
-    LeaveOutOption,
-    LimitOption,
-    MetricsKeyOption,
-    ModelOption,
-    OutOption,
-    OutputOption,
-    PriceOption,
-    RateOption,
-    ScaleOption,
-    SeedOption,
-    SloItlOption,
-    SloTtftOption,
-    SpeedOption,
-    TargetOption,
-    ThinkOption,
-    TimeoutOption,
-    TokenizerOption,
-    UsersOption,
-)
+from lab.replay.options import Order, ReplayOptions
 from lab.replay.policy import replay as replay_policy
 from lab.report import Grid, Host, Report
 from lab.show import show
@@ -59,134 +35,31 @@ _ALL = ",".join([*POLICIES, sweeps.MIN])
 _SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 """Default capacities, as shares of the blocks that the trace has."""
 _PICTURES = (".png", ".svg", ".pdf")
-_OFFLINE = "Without --target: eviction policies"
 _DIGITS = 6
 
 
-class Order(StrEnum):
-    """In which order requests come."""
-
-    FILE = "file"
-    TIME = "time"
-
-
-def replay(  # noqa: PLR0913 - each is one option
-    trace: Annotated[
-        Path,
-        typer.Argument(help="A trace in Mooncake's, the agentic or, for --target, Azure's format, plain or gzipped."),
-    ],
-    *,
-    policy: Annotated[
-        str | None,
-        typer.Option(
-            help="Policies, like lru,mq(lifetime=2); min is Belady's bound, which knows the future. Default: all.",
-            rich_help_panel=_OFFLINE,
-        ),
-    ] = None,
-    capacity: Annotated[
-        str | None,
-        typer.Option(
-            help="Blocks in the cache, like 1000,5859. Default: 1 to 50 % of the trace's blocks.",
-            rich_help_panel=_OFFLINE,
-        ),
-    ] = None,
-    order: Annotated[
-        Order | None,
-        typer.Option(
-            help="Requests as the file has them, or by their times: sessions side by side. Default: file.",
-            rich_help_panel=_OFFLINE,
-        ),
-    ] = None,
-    jobs: Annotated[
-        int | None, typer.Option(min=0, help="Processes; 0, the default: one a core.", rich_help_panel=_OFFLINE)
-    ] = None,
-    target: TargetOption = None,
-    model: ModelOption = None,
-    api_key: KeyOption = None,
-    metrics_key: MetricsKeyOption = None,
-    tokenizer: TokenizerOption = None,
-    speed: SpeedOption = None,
-    rate: RateOption = None,
-    users: UsersOption = None,
-    think: ThinkOption = None,
-    duration: DurationOption = None,
-    limit: LimitOption = None,
-    scale_length: ScaleOption = None,
-    max_output: OutputOption = None,
-    leave_out_long: LeaveOutOption = False,
-    seed: SeedOption = None,
-    timeout: TimeoutOption = None,
-    slo_ttft: SloTtftOption = None,
-    slo_itl: SloItlOption = None,
-    gpu_hour_usd: PriceOption = None,
-    instances: InstancesOption = None,
-    out: OutOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
-    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown tables.")] = False,
-    plot: Annotated[Path | None, typer.Option(help="Draw the curves to FILE.png, .svg or .pdf too.")] = None,
-) -> None:
+@takes(ReplayOptions)
+def replay(options: ReplayOptions) -> None:
     """Replay a trace: through eviction policies, side by side, or over HTTP through a running gateway (--target)."""
-    if as_json and as_markdown:
-        raise CommandError("--json and --markdown: give one of them")
-    if plot is not None:
-        _check_plot(plot)
-    http = HttpReplay(
-        target=target,
-        model=model,
-        api_key=api_key,
-        metrics_key=metrics_key,
-        tokenizer=tokenizer,
-        speed=speed,
-        rate=rate,
-        users=users,
-        think=think,
-        duration=duration,
-        limit=limit,
-        scale_length=scale_length,
-        max_output=max_output,
-        leave_out_long=leave_out_long,
-        seed=seed,
-        timeout=timeout,
-        slo_ttft=slo_ttft,
-        slo_itl=slo_itl,
-        gpu_hour_usd=gpu_hour_usd,
-        instances=instances,
-        out=out,
-    )
-    if target is None:
-        if given := http.given():
-            raise CommandError(f"{', '.join(given)}: only with --target URL, which drives a running gateway")
-        _through_policies(
-            Offline(
-                trace=trace,
-                policy=_ALL if policy is None else policy,
-                capacity=capacity,
-                order=order or Order.FILE,
-                jobs=jobs or 0,
-            ),
-            as_json=as_json,
-            as_markdown=as_markdown,
-            plot=plot,
-        )
-        return
-    offline = {"--policy": policy, "--capacity": capacity, "--order": order, "--jobs": jobs}
-    if wrong := [name for name, value in offline.items() if value is not None]:
-        raise CommandError(f"{', '.join(wrong)}: only without --target, where policies are replayed")
-    _through_a_gateway(trace, http, as_json=as_json, as_markdown=as_markdown, plot=plot)
+    options.check_mode()
+    if options.plot is not None:
+        _check_plot(options.plot)
+    if options.target is None:
+        _through_policies(options)
+    else:
+        _through_a_gateway(options)
 
 
-def _through_a_gateway(
-    trace: Path, options: HttpReplay, *, as_json: bool, as_markdown: bool, plot: Path | None
-) -> None:
-    replayed = replay_http(trace, options)
+def _through_a_gateway(options: ReplayOptions) -> None:
+    replayed = replay_http(options.trace, options)
     try:
-        show(replayed.report, as_json=as_json, as_markdown=as_markdown)
+        show(replayed.report, as_json=options.as_json, as_markdown=options.as_markdown)
     finally:  # where standard output can't be written the files still can
         say_warnings(replayed)
         written = [] if options.out is None else write_report(replayed, options.out)
-        if plot is not None:
-            draw_report(replayed, plot)
-            written.append(plot)
+        if options.plot is not None:
+            draw_report(replayed, options.plot)
+            written.append(options.plot)
         for file in written:
             errors.print(f"  {file}", markup=False, soft_wrap=True)
     if replayed.interrupted:
@@ -195,23 +68,12 @@ def _through_a_gateway(
         raise CommandError("not one request got a whole answer", "the table of errors says why")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Offline:
-    """What to replay through which policies."""
-
-    trace: Path
-    policy: str
-    capacity: str | None
-    order: Order
-    jobs: int
-
-
-def _through_policies(options: Offline, *, as_json: bool, as_markdown: bool, plot: Path | None) -> None:
-    trace, capacity = options.trace, options.capacity
+def _through_policies(options: ReplayOptions) -> None:
+    trace, capacity, plot = options.trace, options.capacity, options.plot
     with _refusals(trace):
         wanted = sweeps.Sweep(
             trace=trace,
-            policies=parse_specs(options.policy),
+            policies=parse_specs(_ALL if options.policy is None else options.policy),
             capacities=(1,) if capacity is None else capacities_of(capacity),
             by_time=options.order is Order.TIME,
             jobs=(options.jobs or cores()) if trace.is_file() else 1,  # a pipe is read once
@@ -226,16 +88,16 @@ def _through_policies(options: Offline, *, as_json: bool, as_markdown: bool, plo
             wanted = replace(wanted, capacities=tuple(shares))
         with _progress(len(wanted.policies) * len(wanted.capacities)) as done:
             rows = sweeps.run(wanted, requests, done)
-    if plot is not None or not as_json:
+    if plot is not None or not options.as_json:
         ceiling = replay_policy(requests, LruPolicy(), capacity_blocks=distinct)
         if plot is not None:
             from lab.replay.plot import draw
 
             draw(rows, ceiling=ceiling, title=trace.name, file=plot)
             errors.print(f"  curves: {plot}", markup=False, soft_wrap=True)
-        if not as_json:
-            show(_report(rows, requests, distinct, ceiling), as_markdown=as_markdown)
-    if as_json:
+        if not options.as_json:
+            show(_report(rows, requests, distinct, ceiling), as_markdown=options.as_markdown)
+    if options.as_json:
         write_out(json.dumps({"trace": str(trace), "rows": [_object(row) for row in rows]}, indent=1))
 
 

@@ -1,89 +1,74 @@
-"""The options of ``kvgate replay --target`` as typer reads them."""
+"""The options of ``kvgate replay``."""
 
+from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import Annotated, Final
 
 import typer
 
-_ASK = "With --target: how to ask"
-_REPORT = "With --target: what to report"
+from kvgate.failure import CommandError
+from lab.driver.options import HttpReplay
 
-TargetOption: TypeAlias = Annotated[
-    str | None, typer.Option(help="Drive this gateway (http://127.0.0.1:8000) with the trace.", rich_help_panel=_ASK)
-]
-ModelOption: TypeAlias = Annotated[
-    str | None, typer.Option(help="The model to ask for. Default: the only one served.", rich_help_panel=_ASK)
-]
-KeyOption: TypeAlias = Annotated[
-    str | None, typer.Option(envvar="KVGATE_API_KEY", help="The API key to present.", rich_help_panel=_ASK)
-]
-MetricsKeyOption: TypeAlias = Annotated[
-    str | None,
-    typer.Option(
-        envvar="KVGATE_METRICS_KEY",
-        help="The gateway's metrics_key, where its /metrics asks for one.",
-        rich_help_panel=_ASK,
-    ),
-]
-TokenizerOption: TypeAlias = Annotated[
-    Path | None,
-    typer.Option(
-        help="A model folder to take the tokenizer from. Default: the target's /tokenize.", rich_help_panel=_ASK
-    ),
-]
-SpeedOption: TypeAlias = Annotated[
-    float | None, typer.Option(help="How many times as fast as the trace's times.", rich_help_panel=_ASK)
-]
-RateOption: TypeAlias = Annotated[
-    float | None, typer.Option(help="Requests a second in the mean; gaps keep their proportions.", rich_help_panel=_ASK)
-]
-UsersOption: TypeAlias = Annotated[
-    int | None,
-    typer.Option(
-        help="Closed loop: so many users, each waits for its answer; a user goes through one session after another.",
-        rich_help_panel=_ASK,
-    ),
-]
-ThinkOption: TypeAlias = Annotated[
-    float | None, typer.Option(help="Seconds between an answer and a user's next request.", rich_help_panel=_ASK)
-]
-DurationOption: TypeAlias = Annotated[
-    float | None, typer.Option(help="Send for so many seconds, then wait for what runs.", rich_help_panel=_ASK)
-]
-LimitOption: TypeAlias = Annotated[
-    int | None, typer.Option(help="Only the first N requests of the trace.", rich_help_panel=_ASK)
-]
-ScaleOption: TypeAlias = Annotated[
-    float | None,
-    typer.Option(help="Multiply the trace's lengths (0.03125: blocks of 512 tokens have 16).", rich_help_panel=_ASK),
-]
-OutputOption: TypeAlias = Annotated[int | None, typer.Option(help="Tokens of an answer at most.", rich_help_panel=_ASK)]
-LeaveOutOption: TypeAlias = Annotated[
-    bool,
-    typer.Option("--leave-out-long", help="Leave out what is longer than the model's context.", rich_help_panel=_ASK),
-]
-SeedOption: TypeAlias = Annotated[
-    int | None, typer.Option(help="Another number makes all texts others: a cold cache.", rich_help_panel=_ASK)
-]
-TimeoutOption: TypeAlias = Annotated[
-    float | None, typer.Option(help="Seconds that one request may take. Default: 300.", rich_help_panel=_ASK)
-]
-SloTtftOption: TypeAlias = Annotated[
-    float | None, typer.Option(help="Goal for the first token, seconds.", rich_help_panel=_REPORT)
-]
-SloItlOption: TypeAlias = Annotated[
-    float | None, typer.Option(help="Goal for the mean time between tokens, seconds.", rich_help_panel=_REPORT)
-]
-PriceOption: TypeAlias = Annotated[
-    float | None, typer.Option("--gpu-hour-usd", help="What an instance costs an hour.", rich_help_panel=_REPORT)
-]
-InstancesOption: TypeAlias = Annotated[
-    int | None,
-    typer.Option(
-        help="How many instances cost that. Default: as many as the gateway can use.", rich_help_panel=_REPORT
-    ),
-]
-OutOption: TypeAlias = Annotated[
-    Path | None,
-    typer.Option(help="Write report.json, report.md and report.png to this folder.", rich_help_panel=_REPORT),
-]
+_OFFLINE: Final = "Without --target: eviction policies"
+
+
+class Order(StrEnum):
+    """In which order requests come."""
+
+    FILE = "file"
+    TIME = "time"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayOptions(HttpReplay):
+    """Each field is an option as it was typed; None where one wasn't."""
+
+    trace: Annotated[
+        Path,
+        typer.Argument(help="A trace in Mooncake's, the agentic or, for --target, Azure's format, plain or gzipped."),
+    ]
+    policy: Annotated[
+        str | None,
+        typer.Option(
+            help="Policies, like lru,mq(lifetime=2); min is Belady's bound, which knows the future. Default: all.",
+            rich_help_panel=_OFFLINE,
+        ),
+    ] = None
+    capacity: Annotated[
+        str | None,
+        typer.Option(
+            help="Blocks in the cache, like 1000,5859. Default: 1 to 50 % of the trace's blocks.",
+            rich_help_panel=_OFFLINE,
+        ),
+    ] = None
+    order: Annotated[
+        Order | None,
+        typer.Option(
+            help="Requests as the file has them, or by their times: sessions side by side. Default: file.",
+            rich_help_panel=_OFFLINE,
+        ),
+    ] = None
+    jobs: Annotated[
+        int | None, typer.Option(min=0, help="Processes; 0, the default: one a core.", rich_help_panel=_OFFLINE)
+    ] = None
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown tables.")] = False
+    plot: Annotated[Path | None, typer.Option(help="Draw the curves to FILE.png, .svg or .pdf too.")] = None
+
+    def check_mode(self) -> None:
+        """Raise ``CommandError`` for options that the way of replaying doesn't take."""
+        if self.as_json and self.as_markdown:
+            raise CommandError("--json and --markdown: give one of them")
+        if self.target is None:
+            if given := self.given():
+                raise CommandError(f"{', '.join(given)}: only with --target URL, which drives a running gateway")
+            return
+        offline = {
+            "--policy": self.policy,
+            "--capacity": self.capacity,
+            "--order": self.order,
+            "--jobs": self.jobs,
+        }
+        if wrong := [name for name, value in offline.items() if value is not None]:
+            raise CommandError(f"{', '.join(wrong)}: only without --target, where policies are replayed")

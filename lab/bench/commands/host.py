@@ -8,10 +8,8 @@ import typer
 from kvgate.display import errors
 from kvgate.engine.model import embedded_model, model_from_folder, tiny_model
 from kvgate.failure import CommandError
-from kvgate.supervision.child import ChildFailedError
 from lab.bench.engine import host_report as host
 from lab.bench.options import AsJson, AsMarkdown, say
-from lab.bench.timed_chat import BenchmarkError
 from lab.show import show
 
 
@@ -42,8 +40,4 @@ def run_host(  # noqa: PLR0913 - each is one option
         plan = HostPlan(
             folder=served.folder, prompt_tokens=prompt_tokens, streams=streams, answer_tokens=20, steps=5, repeats=1
         )
-    try:
-        report = host.run(plan, served if starts else None, say)
-    except (BenchmarkError, ChildFailedError) as error:
-        raise CommandError(str(error)) from error
-    show(report, as_json=as_json, as_markdown=as_markdown)
+    show(host.run(plan, served if starts else None, say), as_json=as_json, as_markdown=as_markdown)

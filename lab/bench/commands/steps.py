@@ -11,7 +11,6 @@ from kvgate.engine.model import Model, model_from_folder, tiny_model
 from kvgate.failure import CommandError
 from lab.bench.engine import overtaking, steps
 from lab.bench.options import AsJson, AsMarkdown
-from lab.bench.timed_chat import BenchmarkError
 from lab.show import show
 
 _FOLDER = Annotated[Path | None, typer.Option(help="A model folder.")]
@@ -31,10 +30,7 @@ def run_steps(
         plan = replace(
             plan, contexts=((100, 300, 900), (400,) * 3), hit_tokens=1_000, answer_tokens=40, block_tokens=16
         )
-    try:
-        show(steps.run(plan), as_json=as_json, as_markdown=as_markdown)
-    except BenchmarkError as error:
-        raise CommandError(str(error)) from error
+    show(steps.run(plan), as_json=as_json, as_markdown=as_markdown)
 
 
 def run_overtaking(  # noqa: PLR0913 - each is one option
@@ -62,10 +58,7 @@ def run_overtaking(  # noqa: PLR0913 - each is one option
         plan = replace(
             plan, long_tokens=3_000, context_tokens=2_000, new_tokens=300, chunk_tokens=128, block_tokens=16, rounds=3
         )
-    try:
-        show(overtaking.run(plan), as_json=as_json, as_markdown=as_markdown)
-    except BenchmarkError as error:
-        raise CommandError(str(error)) from error
+    show(overtaking.run(plan), as_json=as_json, as_markdown=as_markdown)
 
 
 def _model(folder: Path | None, *, tiny: bool) -> Model:
