@@ -12,6 +12,7 @@ import msgspec
 from engines.sim.bodies import ChatBody, CountBody, MessagesBody, ResponsesBody
 from engines.sim.sampling import Named, ToolChoice
 from engines.sim.text import TextError
+from kvcontrol.tokenization.chat_template import merged_system
 
 Chat = list[dict[str, Any]]
 Spoken = ChatBody | MessagesBody | CountBody | ResponsesBody
@@ -46,7 +47,7 @@ def _of_messages(body: MessagesBody, *, merge: bool) -> Chat:
             chat.append({"role": message.role, "content": message.content})
         else:
             chat += _blocks(message.role, message.content)
-    return _merged(chat) if merge else chat
+    return merged_system(chat) if merge else chat
 
 
 def _counted(body: CountBody, *, merge: bool) -> Chat:
@@ -58,7 +59,7 @@ def _counted(body: CountBody, *, merge: bool) -> Chat:
         else:
             content = message.content
             chat.append({"role": message.role, "content": content if isinstance(content, str) else _flat(content)})
-    return _merged(chat) if merge else chat
+    return merged_system(chat) if merge else chat
 
 
 def _of_responses(body: ResponsesBody) -> Chat:
@@ -104,12 +105,6 @@ def _system(entry: str | Sequence[Mapping[str, Any]] | None) -> Chat:
         texts = [str(block.get("text") or "") for block in entry or () if block.get("type") == "text"]
         entry = "".join(text for text in texts if not text.startswith(_BILLING))
     return [{"role": "system", "content": entry}] if entry else []
-
-
-def _merged(chat: Chat) -> Chat:
-    system = [each["content"] for each in chat if each["role"] == "system"]
-    rest = [each for each in chat if each["role"] != "system"]
-    return [{"role": "system", "content": "".join(system)}, *rest] if system else rest
 
 
 def _blocks(role: str, blocks: Sequence[Mapping[str, Any]]) -> Chat:

@@ -5,12 +5,13 @@ drawn, by seed and prompt, from words of one token each whose text is read back 
 a conversation begins with the blocks of this one.
 """
 
-import json
 import random
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
+
+from kvcontrol.tokenization.chat_template import ChatTemplate, parsed_call
 
 _MOST_WORDS: Final = 512
 _LEAST_WORDS: Final = 2
@@ -31,8 +32,8 @@ class SimTokenizer:
         self.words = self._find_words()
         if len(self.words) < _LEAST_WORDS:
             raise TextError(f"{folder}: the tokenizer has no words of one token, of which answers could be made")
-        self._assistant_end = self._find_assistant_end()
-        self.has_inline_system = self._find_inline_system()
+        self._template = ChatTemplate(self._tokenizer)
+        self.has_inline_system = self._template.renders_inline_system
         """Whether the template shows a system message where it stands, not at the front alone."""
         self.vocab_tokens = len(self._tokenizer)
         self.end_token: int | None = self._tokenizer.eos_token_id
@@ -41,23 +42,16 @@ class SimTokenizer:
 
     def chat(self, messages: Sequence[Mapping[str, Any]], kwargs: Mapping[str, Any]) -> list[int]:
         """Return a conversation's tokens; raises ``TextError`` for one that the template refuses."""
-        if self._assistant_end is None:
+        if not self._template.exists:
             raise TextError("the model has no chat template; ask /v1/completions")
         nobody = next((place for place, each in enumerate(messages) if "role" not in each), None)
         if nobody is not None:
             raise TextError(f"messages[{nobody}] has no role")
-        continued = bool(messages) and messages[-1].get("role") == "assistant"
+        read = [_with_arguments({**each, "content": _text(each.get("content"))}) for each in messages]
         try:
-            text: str = self._tokenizer.apply_chat_template(
-                [_with_arguments({**each, "content": _text(each.get("content"))}) for each in messages],
-                tokenize=False,
-                add_generation_prompt=not continued,
-                **kwargs,
-            )
+            text = self._template.render(read, kwargs)
         except Exception as error:
             raise TextError(f"the chat template refused the messages: {error}") from error
-        if continued and self._assistant_end:
-            text = text[: -len(self._assistant_end)]
         return self.encode(text)
 
     def encode(self, text: str) -> list[int]:
@@ -130,24 +124,6 @@ class SimTokenizer:
     def _reread(self, tokens: Sequence[int]) -> list[int]:
         return list(self._tokenizer.encode(self.decode(tokens), add_special_tokens=False))
 
-    def _find_assistant_end(self) -> str | None:
-        """What follows an assistant's text, None without a chat template."""
-        if getattr(self._tokenizer, "chat_template", None) is None:
-            return None
-        probe = [{"role": "user", "content": "placeholder"}, {"role": "assistant", "content": "sentinel"}]
-        text: str = self._tokenizer.apply_chat_template(probe, tokenize=False)
-        return text[text.find("sentinel") + len("sentinel") :]
-
-    def _find_inline_system(self) -> bool:
-        if self._assistant_end is None:
-            return False
-        roles = ("system", "user", "system", "user")
-        probe = [{"role": role, "content": f"sentinel{place}"} for place, role in enumerate(roles)]
-        try:
-            return "sentinel2" in self._tokenizer.apply_chat_template(probe, tokenize=False)
-        except Exception:  # noqa: BLE001 - a template says in any way that it takes no such messages
-            return False
-
 
 def _load(folder: Path) -> Any:
     if not folder.is_dir():
@@ -166,20 +142,8 @@ def _with_arguments(message: dict[str, Any]) -> dict[str, Any]:
     """A message whose tool calls have their arguments as an object, which templates want."""
     calls = message.get("tool_calls")
     if isinstance(calls, list):
-        message["tool_calls"] = [_parsed(call) for call in calls]
+        message["tool_calls"] = [parsed_call(call) for call in calls]
     return message
-
-
-def _parsed(call: Any) -> Any:
-    match call:
-        case {"function": {"arguments": str(text)} as function}:
-            try:
-                arguments = json.loads(text)
-            except ValueError:
-                return call
-            if isinstance(arguments, dict):
-                return {**call, "function": {**function, "arguments": arguments}}
-    return call
 
 
 def _text(content: object) -> str:

@@ -10,10 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
 from gateway.fingerprint.opaque import Opaque
-from kvcontrol.core.errors import UNREADABLE
+from kvcontrol.tokenization.chat_template import parsed_call
 
 _MULTIMODAL = frozenset(
     {
@@ -101,15 +99,6 @@ def canonical_chat(  # noqa: PLR0913 - the fields of a request that change its p
     return ChatPrompt(messages=tuple(rendered), kwargs=kwargs, gap=gap, inline_system=inline_system)
 
 
-def merged_system(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return messages with the texts of all system messages in one, at the front."""
-    system = [each for each in messages if each.get("role") == "system"]
-    if not system:
-        return list(messages)
-    text = "".join(str(each["content"]) for each in system)
-    return [{**system[0], "content": text}, *(each for each in messages if each.get("role") != "system")]
-
-
 def _kind(part: object) -> object:
     return part.get("type") if isinstance(part, Mapping) else None
 
@@ -141,20 +130,8 @@ def _part(part: object) -> str | Opaque | None:
 def _with_tool_arguments(message: dict[str, Any]) -> dict[str, Any]:
     calls = message.get("tool_calls")
     if message.get("role") == "assistant" and isinstance(calls, list):
-        message["tool_calls"] = [_parsed_call(call) for call in calls]
+        message["tool_calls"] = [parsed_call(call) for call in calls]
     return message
-
-
-def _parsed_call(call: Any) -> Any:
-    match call:
-        case {"function": {"arguments": str(text)} as function}:
-            try:
-                arguments = msgspec.json.decode(text)
-            except UNREADABLE:
-                return call
-            if isinstance(arguments, dict):
-                return {**call, "function": {**function, "arguments": arguments}}
-    return call
 
 
 def _functions(tools: Sequence[Mapping[str, Any]], choice: object) -> list[dict[str, Any]]:

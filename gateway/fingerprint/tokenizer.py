@@ -1,4 +1,4 @@
-"""The model's own tokenizer and chat template, used exactly as LMDeploy's ``HFChatTemplate`` does."""
+"""The model's own tokenizer and chat template."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from gateway.errors import SettingsError
-from gateway.fingerprint.canonical import merged_system
 from kvcontrol.core.hashing import token_bytes
 from kvcontrol.tokenization import (
     PART_CHARS,
@@ -19,6 +18,7 @@ from kvcontrol.tokenization import (
     choose_encoder,
     remembering,
 )
+from kvcontrol.tokenization.chat_template import ChatTemplate
 
 DEFAULT_MEMORY_BYTES = 64 << 20
 
@@ -58,12 +58,8 @@ class ModelTokenizer:
             self._remembering = _remembering(self._encoder, tokenizer.backend_tokenizer, memory)
         cuts = self._remembering is not None and self._remembering.cuts is not None
         self._longest_chars = _LONGEST_RUN_CHARS if cuts else _LONGEST_TEXT_CHARS
-        self._assistant_end = self._find_assistant_end()
-        self._renders_inline_system = self._find_inline_system()
-
-    @property
-    def has_chat_template(self) -> bool:
-        return self._assistant_end is not None
+        self._template = ChatTemplate(tokenizer)
+        self.has_chat_template = self._template.exists
 
     @property
     def remembers(self) -> bool:
@@ -73,20 +69,8 @@ class ModelTokenizer:
     def render(
         self, messages: Sequence[Mapping[str, Any]], kwargs: Mapping[str, Any], *, inline_system: bool = False
     ) -> str:
-        """Return the prompt text; raises whatever the template raises on messages that it refuses.
-
-        A conversation that ends with the assistant is continued: no generation prompt, and the end marker is cut off.
-        ``inline_system``: system messages among the others move to the front where the template leaves them out.
-        """
-        if inline_system and not self._renders_inline_system:
-            messages = merged_system(messages)
-        continued = messages[-1].get("role") == "assistant"
-        text: str = self._tokenizer.apply_chat_template(
-            list(messages), tokenize=False, add_generation_prompt=not continued, **kwargs
-        )
-        if continued and self._assistant_end:
-            return text[: -len(self._assistant_end)]
-        return text
+        """See ``ChatTemplate.render``."""
+        return self._template.render(messages, kwargs, inline_system=inline_system)
 
     def encode(self, text: str, *, salt: str) -> bytes:
         """Return packed token ids, with the special tokens that the tokenizer adds by itself.
@@ -145,28 +129,6 @@ class ModelTokenizer:
         """
         text: str = self._tokenizer.decode(list(ids), skip_special_tokens=False)
         return text
-
-    def _find_assistant_end(self) -> str | None:
-        """What follows an assistant's text; found by rendering a marker. None when there is no usable template."""
-        if getattr(self._tokenizer, "chat_template", None) is None:
-            return None
-        probe = [{"role": "user", "content": "placeholder"}, {"role": "assistant", "content": "sentinel"}]
-        text: str = self._tokenizer.apply_chat_template(probe, tokenize=False)
-        return text[text.find("sentinel") + len("sentinel") :]
-
-    def _find_inline_system(self) -> bool:
-        """Whether the template renders a system message where it stands; found by rendering a marker."""
-        sentinel = "inline-system-sentinel"
-        probe = [
-            {"role": "system", "content": "system"},
-            {"role": "user", "content": "user"},
-            {"role": "system", "content": sentinel},
-            {"role": "user", "content": "user"},
-        ]
-        try:
-            return self._assistant_end is not None and sentinel in self.render(probe, {})
-        except Exception:  # noqa: BLE001 - a template is a program of the model's: it may raise anything
-            return False
 
 
 def _fastest(backend: Any) -> TextEncoder:
