@@ -1,40 +1,24 @@
 """Operators' calls about an engine's pins: see ``kvcontrol.core.prefix_control``. Each runs between two steps."""
 
-from collections.abc import Callable, Sequence
-from typing import Protocol, TypeVar
+from collections.abc import Callable
+from typing import TypeVar
 
 import msgspec
 
 from engines.control.calls import CALL_TIMEOUT_S, CallEngine
 from engines.control.operation_bodies import block_hashes, parsed
 from engines.control.operations import INVALIDATE, PIN, PREFIXES, UNPIN, Operation
+from engines.control.pin_book import PinBook
 from engines.control.pin_ledger import PIN_BODIES
-from kvcontrol.core.ids import BlockHash
-from kvcontrol.core.prefix_control import InvalidateRequest, Invalidation, PinRequest, Pins, Unpinned, UnpinRequest
+from kvcontrol.core.prefix_control import InvalidateRequest, PinRequest, Unpinned, UnpinRequest
 
 _Answer = TypeVar("_Answer")
-
-
-class PinnedBlocks(Protocol):
-    """The pins of one engine; its thread's, but for ``report``, which any thread may call."""
-
-    def pin(self, keys: Sequence[BlockHash], ttl_s: float | None) -> None:
-        """Pin a prefix; raises ``RefusedError`` where that would be too much."""
-
-    def unpin(self, tip: BlockHash) -> bool:
-        """End the pin with this last block, and return whether there was one."""
-
-    def invalidate(self, keys: Sequence[BlockHash]) -> Invalidation:
-        """Forget blocks and all that follow them, in all tiers."""
-
-    def report(self) -> Pins:
-        """Return all pins and where their blocks are."""
 
 
 class PinControl:
     """The pin operations of one engine."""
 
-    def __init__(self, pins: PinnedBlocks, call: CallEngine) -> None:
+    def __init__(self, pins: PinBook, call: CallEngine) -> None:
         self._pins = pins
         self._call = call
 

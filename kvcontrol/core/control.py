@@ -185,11 +185,6 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         """Return one tier's blocks; raises ``ValueError`` when one is not hex."""
         return [BlockHash(bytes.fromhex(text)) for text in self.tiers.get(tier, [])]
 
-    @property
-    def last_seq(self) -> Seq:
-        """The number of the last event batch that this snapshot contains; -1 when there was none."""
-        return Seq(self.seq)
-
 
 STATS_PATH = "/kv/v1/stats"
 SNAPSHOT_PATH = "/kv/v1/snapshot"

@@ -41,7 +41,3 @@ class GhostList(Generic[Value]):
     def take(self, key: ContentKey) -> Value | None:
         """Forget a key and return its value; None when it isn't remembered."""
         return self._line.pop(key, None)
-
-    def forget_oldest(self) -> None:
-        """Forget the key put in longest ago; ``KeyError`` when there is none."""
-        self._line.popitem(OLDEST)

@@ -255,10 +255,6 @@ class TailsFirst:
         heir._take_over(succession.end(held), self._links, self._tails, self._kept)  # noqa: SLF001 - of its own kind
         return heir
 
-    def give_up_hand_over(self) -> None:
-        """Forget a hand-over that has begun, if there is one."""
-        self._succession = None
-
     def hand_over(self, policy: EvictionPolicy, held: Iterable[BlockId]) -> "TailsFirst":
         """Do all of it at once; O(blocks)."""
         self.begin_hand_over(policy)

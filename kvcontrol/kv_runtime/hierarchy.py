@@ -56,7 +56,7 @@ from kvcontrol.kv_runtime.ticket import (
 )
 from kvcontrol.kv_runtime.ticket_book import TicketBook
 from kvcontrol.kv_runtime.tier_policies import TierPolicies
-from kvcontrol.kv_runtime.tier_space import TierSpace, Watermarks
+from kvcontrol.kv_runtime.tier_space import TierSpace
 
 _HBM: Final = CacheTier.HBM
 _DDR: Final = CacheTier.DDR
@@ -311,10 +311,6 @@ class HierarchyManager(Directory):
         stopped = self._migrator.close(timeout_s)
         self._follow()
         return stopped and not len(self.exchange)
-
-    def set_watermarks(self, tier: CacheTier, marks: Watermarks) -> None:
-        """Use other watermarks from now on. ``ValueError`` for a tier that isn't there."""
-        self._demoter.watermarks[self.policies.known(tier)] = marks
 
     def stats(self) -> HierarchyStats:
         """Return residency and counters; any thread (numbers may then be a moment apart)."""

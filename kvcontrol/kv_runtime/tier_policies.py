@@ -14,10 +14,6 @@ class TierPolicies:
     def __init__(self, residency: Residency) -> None:
         self._residency = residency
 
-    def known(self, tier: CacheTier) -> CacheTier:
-        """Return the tier. ``ValueError`` for a tier that isn't configured."""
-        return self._of(tier).tier
-
     def swap(self, tier: CacheTier, make_policy: Callable[[], EvictionPolicy]) -> None:
         """Swap the policies of a tier, one a tenant; all blocks stay. O(blocks).
 

@@ -19,11 +19,6 @@ class PrefixMatch:
     blocks: int
     by_tier: Mapping[CacheTier, int]
 
-    @property
-    def slowest_tier(self) -> CacheTier | None:
-        """The slowest tier that the run has to be read from; None for an empty run."""
-        return max(self.by_tier, key=_SPEED_ORDER.__getitem__, default=None)
-
 
 class ResidencyIndex(Protocol):
     """Which instance holds which blocks in which tier. Soft state: rebuilt from snapshots, kept true by events."""
@@ -52,6 +47,3 @@ class ResidencyIndex(Protocol):
 
     def blocks_held(self, instance: InstanceId) -> Mapping[CacheTier, int]:
         """Return the number of blocks in each tier; empty for an unknown instance."""
-
-
-_SPEED_ORDER = {tier: order for order, tier in enumerate(CacheTier)}

@@ -19,4 +19,4 @@ def test_what_is_sent_is_what_arrives() -> None:
     assert arrived == snapshot()
     assert arrived.hashes(CacheTier.HBM) == [ONE, TWO]
     assert arrived.hashes(CacheTier.DDR) == []
-    assert arrived.last_seq == 7
+    assert arrived.seq == 7

@@ -69,7 +69,6 @@ def test_a_block_counts_in_its_fastest_tier_only(make: Make) -> None:
     index.apply(A, stored(*BLOCKS[:2]))
     (match,) = index.match(BLOCKS).values()
     assert match == PrefixMatch(blocks=4, by_tier={CacheTier.HBM: 2, CacheTier.DDR: 2})
-    assert match.slowest_tier is CacheTier.DDR
 
 
 @implementations
@@ -107,10 +106,6 @@ def test_clearing_takes_every_tier(make: Make) -> None:
     index.apply(A, AllBlocksCleared())
     assert index.match(BLOCKS) == {}
     assert index.blocks_held(A) == {}
-
-
-def test_the_slowest_tier_of_an_empty_run_is_none() -> None:
-    assert PrefixMatch(blocks=0, by_tier={}).slowest_tier is None
 
 
 HEALED: dict[str, tuple[list[KvEvent], list[KvEvent], int]] = {
