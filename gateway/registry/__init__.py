@@ -3,7 +3,7 @@
 from gateway.registry.breaker import Breaker, BreakerRules, BreakerState
 from gateway.registry.health import HealthLoop
 from gateway.registry.instance import Instance, InstanceSpec, InstanceState, Isolation, Model, ProbeResult, Source
-from gateway.registry.load import Load, LoadTracker, Permit, Tally, faded
+from gateway.registry.load import LoadTracker, Permit, Tally, faded
 from gateway.registry.membership import Membership
 from gateway.registry.outliers import OutlierDetector, OutlierRules
 from gateway.registry.registry import Registry
@@ -17,7 +17,6 @@ __all__ = [
     "InstanceSpec",
     "InstanceState",
     "Isolation",
-    "Load",
     "LoadTracker",
     "Membership",
     "Model",

@@ -6,7 +6,7 @@ from gateway.telemetry.metrics import Metrics, Watched
 from gateway.telemetry.record import Outcome, RequestRecord
 from gateway.telemetry.telemetry import Telemetry
 from gateway.telemetry.traces import Traces, open_traces
-from gateway.telemetry.traffic import Interval, Traffic
+from gateway.telemetry.traffic import Interval
 
 __all__ = [
     "Interval",
@@ -16,7 +16,6 @@ __all__ = [
     "RequestRecord",
     "Telemetry",
     "Traces",
-    "Traffic",
     "Watched",
     "configure_logging",
     "open_traces",

@@ -1,6 +1,6 @@
 """Talking to engine instances: requests, their answers, and the KV events that they publish."""
 
-from gateway.upstream.client import UpstreamClient, UpstreamResponse
+from gateway.upstream.client import UpstreamClient
 from gateway.upstream.event_feed import EventFeed
 from gateway.upstream.failure import FailureKind, UpstreamFailureError
 from gateway.upstream.opening import Opening
@@ -20,6 +20,5 @@ __all__ = [
     "Timeouts",
     "UpstreamClient",
     "UpstreamFailureError",
-    "UpstreamResponse",
     "relay",
 ]

@@ -11,22 +11,13 @@ from kvcontrol.scheduler_ir.nodes import (
     IRNode,
     JoinConfig,
     LoadConfig,
-    NodeConfig,
     NodeType,
     PinConfig,
     PrefillConfig,
     TransferConfig,
     ValueName,
 )
-from kvcontrol.scheduler_ir.optimizer import (
-    DeviceLimits,
-    IROptimizer,
-    IRPass,
-    Optimized,
-    PassContext,
-    PassReport,
-    Rewritten,
-)
+from kvcontrol.scheduler_ir.optimizer import DeviceLimits, IROptimizer, IRPass, PassContext, Rewritten
 from kvcontrol.scheduler_ir.pd_separation import (
     HybridOnly,
     PDSeparator,
@@ -62,12 +53,9 @@ __all__ = [
     "Leg",
     "LegKind",
     "LoadConfig",
-    "NodeConfig",
     "NodeType",
-    "Optimized",
     "PDSeparator",
     "PassContext",
-    "PassReport",
     "PhaseLimits",
     "PinConfig",
     "Placement",

@@ -2,7 +2,6 @@
 
 from kvcontrol.tokenization.cuts import PART_CHARS, Cuts
 from kvcontrol.tokenization.encoder import (
-    Choice,
     FastokensEncoder,
     HuggingFaceEncoder,
     SlowEncoder,
@@ -13,28 +12,23 @@ from kvcontrol.tokenization.encoder import (
 from kvcontrol.tokenization.pieces import (
     ManyPiecesError,
     Memoryless,
-    MemoryStats,
     PieceMemory,
     RememberingEncoder,
     Sought,
-    TenantMemory,
     remembering,
 )
 
 __all__ = [
     "PART_CHARS",
-    "Choice",
     "Cuts",
     "FastokensEncoder",
     "HuggingFaceEncoder",
     "ManyPiecesError",
-    "MemoryStats",
     "Memoryless",
     "PieceMemory",
     "RememberingEncoder",
     "SlowEncoder",
     "Sought",
-    "TenantMemory",
     "TextEncoder",
     "choose_encoder",
     "disagreement",

@@ -10,7 +10,7 @@ from kvcontrol.traces.synthesis import (
     Words,
     learn_words,
 )
-from kvcontrol.traces.usage import UsageError, Used, header_tokens, used
+from kvcontrol.traces.usage import UsageError, header_tokens, used
 
 __all__ = [
     "OPENER",
@@ -20,7 +20,6 @@ __all__ = [
     "TextMaker",
     "TokenCount",
     "UsageError",
-    "Used",
     "Words",
     "header_tokens",
     "learn_words",

@@ -1,7 +1,7 @@
 """Bodies of requests to a simulated engine: of LMDeploy's bodies the fields that matter to it."""
 
-from engines.sim.bodies.anthropic import CountBody, Message, MessagesBody
-from engines.sim.bodies.generate import GENERATE_TOKENS, GenerateBody
+from engines.sim.bodies.anthropic import CountBody, MessagesBody
+from engines.sim.bodies.generate import GenerateBody
 from engines.sim.bodies.openai import ChatBody, CompletionBody
 from engines.sim.bodies.refusals import NotServedError
 from engines.sim.bodies.responses import ResponsesBody
@@ -11,14 +11,12 @@ Generated = ChatBody | CompletionBody | GenerateBody | MessagesBody | ResponsesB
 """Bodies that are answered with text."""
 
 __all__ = [
-    "GENERATE_TOKENS",
     "Body",
     "ChatBody",
     "CompletionBody",
     "CountBody",
     "GenerateBody",
     "Generated",
-    "Message",
     "MessagesBody",
     "NotServedError",
     "ResponsesBody",

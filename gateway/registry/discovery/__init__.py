@@ -1,6 +1,6 @@
 """Sources of instances: each watches one place and yields the whole set at every change."""
 
-from gateway.registry.discovery.base import DiscoveryError, DiscoveryLoop, Watcher
+from gateway.registry.discovery.base import DiscoveryError, DiscoveryLoop
 from gateway.registry.discovery.chosen import chosen_watchers
 from gateway.registry.discovery.dns import DnsQuery, DnsWatcher
 from gateway.registry.discovery.file import FileWatcher
@@ -15,6 +15,5 @@ __all__ = [
     "KubernetesAccess",
     "KubernetesWatcher",
     "ServicePort",
-    "Watcher",
     "chosen_watchers",
 ]

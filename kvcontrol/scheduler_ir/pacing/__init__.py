@@ -6,7 +6,6 @@ from kvcontrol.scheduler_ir.pacing.pace import (
     MOST_OWED,
     ActiveChunk,
     ChunkBounds,
-    Limits,
     Pace,
     Reason,
     StepCommand,
@@ -21,7 +20,6 @@ from kvcontrol.scheduler_ir.pacing.registry import (
     ENGINE_PACE,
     ITL_TARGET,
     PACES,
-    PaceKind,
     make_pace,
 )
 
@@ -36,10 +34,8 @@ __all__ = [
     "ActiveChunk",
     "ChunkBounds",
     "LearntCost",
-    "Limits",
     "LongPrompt",
     "Pace",
-    "PaceKind",
     "Reason",
     "StepCommand",
     "StepCosts",

@@ -8,7 +8,7 @@ from kvcontrol.scheduler_ir.strategies.base import (
     WaitingRequest,
     hand_over,
 )
-from kvcontrol.scheduler_ir.strategies.registry import DEFAULT_STRATEGY, STRATEGIES, StrategyKind, make_strategy
+from kvcontrol.scheduler_ir.strategies.registry import DEFAULT_STRATEGY, STRATEGIES, make_strategy
 
 __all__ = [
     "DEFAULT_AGEING_BOUND_S",
@@ -16,7 +16,6 @@ __all__ = [
     "STRATEGIES",
     "AgedQueue",
     "EngineView",
-    "StrategyKind",
     "WaitingId",
     "WaitingQueue",
     "WaitingRequest",
