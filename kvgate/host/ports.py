@@ -8,7 +8,6 @@ still take it: those who start many things side by side give each a range of its
 """
 
 import errno
-import ipaddress
 import os
 import random
 import socket
@@ -72,16 +71,6 @@ def need_free(host: str, port: int, *, option: str = "--port") -> None:
             probe.bind(address)
         except OSError as error:
             raise _refusal(host, port, option, error) from error
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only processes of this machine can reach ``host``; False for a name that isn't ``localhost``."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _bound_socket(held: ExitStack, besides: Collection[int]) -> socket.socket:

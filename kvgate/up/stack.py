@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
+from gateway.settings import is_loopback
 from kvcontrol.core.roles import KVTransport
 from kvgate.engine.checks import need_fitting_memory
 from kvgate.engine.instance import HEALTH_PATH, EngineLimits, Instance
@@ -15,7 +16,7 @@ from kvgate.engine.model import Model
 from kvgate.failure import CommandError
 from kvgate.host.machine import Gpu, available_memory_bytes, core_count
 from kvgate.host.paths import socket_endpoint
-from kvgate.host.ports import LOOPBACK, is_loopback
+from kvgate.host.ports import LOOPBACK
 from kvgate.supervision.child import ChildSpec
 from kvgate.up.api_keys import ApiKey
 from kvgate.up.topology import ALL_HYBRID, Topology
