@@ -81,7 +81,8 @@ class Body(msgspec.Struct, frozen=True, kw_only=True):
                 code="too_many_answers",
             )
         for name in ("stop", "stop_sequences", "stop_token_ids"):
-            _check_stops(getattr(self, name), name)
+            if stops := getattr(self, name):
+                _check_stops(stops, name)
 
 
 class Message(msgspec.Struct, frozen=True):
