@@ -96,6 +96,15 @@ def build_control(
         clock=monotonic,
         now=base.clock,
     )
+    rescue = Rescue(
+        store,
+        registry=registry,
+        swap=swap,
+        pins=pins,
+        problems=observation.problems,
+        clock=monotonic,
+        lease_s=lease_s,
+    )
     return Control(
         config_sync=config_sync,
         directory=directory,
@@ -104,26 +113,25 @@ def build_control(
         swap=swap,
         changes=changes,
         fleet=fleet,
-        auto=AutoSwap(
-            changes=changes,
-            registry=registry,
-            control=control,
-            swap=swap,
-            clock=monotonic,
-            active=base.settings.fleet.auto_policy,
-            period_s=base.settings.fleet.shadow_period_s,
-            dwell_s=base.settings.fleet.auto_policy_dwell_s,
-        ),
+        auto=_auto_swap(base, instances, changes, control, swap),
         pins=pins,
-        rescue=Rescue(
-            store,
-            registry=registry,
-            swap=swap,
-            pins=pins,
-            problems=observation.problems,
-            clock=monotonic,
-            lease_s=lease_s,
-        ),
+        rescue=rescue,
+    )
+
+
+def _auto_swap(
+    base: Base, instances: Instances, changes: Changes, control: InstanceControl, swap: PolicySwap
+) -> AutoSwap:
+    settings = base.settings.fleet
+    return AutoSwap(
+        changes=changes,
+        registry=instances.registry,
+        control=control,
+        swap=swap,
+        clock=monotonic,
+        active=settings.auto_policy,
+        period_s=settings.shadow_period_s,
+        dwell_s=settings.auto_policy_dwell_s,
     )
 
 
