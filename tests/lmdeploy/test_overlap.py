@@ -9,7 +9,8 @@ import pytest
 
 from engines.lmdeploy.cpu.device import CpuEvent, CpuStream
 from engines.lmdeploy.pauses import StepPauses
-from engines.lmdeploy.schedule.overlap import Overlap, provide
+from engines.lmdeploy.schedule.overlap import Overlap, overlap_of, provide
+from engines.lmdeploy.schedule.step_watch import timeline_of
 from kvcontrol.scheduler_ir.pacing import make_pace
 from tests.support.engine import LocalEngine, Sampling
 from tests.support.models import greedy_reference, random_prompt
@@ -111,6 +112,30 @@ def test_answers_are_transformers_tokens_while_chunks_overlap(
     assert [answer] == greedy_reference(tiny_llama, [PROMPT], len(answer))
     chunks = [step for step in steps(local) if step.kind == "overlapped"]
     assert {(step.stalled, step.reason) for step in chunks} <= {(0, "prompt"), (0, "chunk")}
+
+
+def test_the_scheduler_that_follows_the_one_of_the_warm_up_gets_the_second_stream(engine: Start) -> None:
+    local = engine()
+
+    async def story() -> None:
+        from lmdeploy.pytorch.engine.inputs_maker import build_inputs_maker
+        from lmdeploy.pytorch.paging import Scheduler
+
+        await until(lambda: pacer(local)._maker is not None)
+        overlap = overlapping(local)
+        whole = local.engine
+        kept = whole.scheduler
+        whole.scheduler = Scheduler(whole.scheduler_config, whole.cache_config, seq_meta=whole.seq_meta)
+        try:
+            assert provide(build_inputs_maker(whole)) is overlap
+            assert overlap_of(whole.scheduler.seq_manager) is overlap, (
+                "or nobody waits for a chunk that loses its blocks"
+            )
+            assert overlap._timeline is timeline_of(whole.scheduler) is not timeline_of(kept)
+        finally:
+            whole.scheduler = kept
+
+    run(local, story())
 
 
 async def chunk_under_way(local: LocalEngine, overlap: Overlap, prompt: Sequence[int]) -> "asyncio.Future[Any]":

@@ -51,11 +51,10 @@ class _Launch:
 class Overlap:
     """The second stream of one engine. The engine's thread."""
 
-    def __init__(self, agent: Any, timeline: StepTimeline) -> None:
+    def __init__(self, agent: Any) -> None:
         import torch
 
         self._agent = agent
-        self._timeline = timeline
         self._stream = torch.cuda.Stream()
         self._seq: Any = None
         self._end: Any = None
@@ -63,6 +62,13 @@ class Overlap:
         self._is_lost = False
         self.make_event: Callable[[], Any] = torch.cuda.Event
         self.count = 0
+
+    @property
+    def _timeline(self) -> StepTimeline:
+        """Of the scheduler in charge: the one that warms the engine up has its own."""
+        timeline = timeline_of(self._agent)
+        assert timeline is not None  # noqa: S101 - an engine whose loop begins gets it first
+        return timeline
 
     @property
     def is_busy(self) -> bool:
@@ -221,15 +227,11 @@ def can_overlap(maker: Any) -> bool:
 
 
 def provide(maker: Any) -> Overlap:
-    """Give an engine its second stream, or return the one that it has."""
+    """Give the scheduler of an engine the engine's second stream, which is made for the first one."""
     agent = maker.executor.model_agent
-    overlap = overlap_of(agent)
-    if overlap is None:
-        timeline = timeline_of(agent)
-        assert timeline is not None  # noqa: S101 - an engine whose loop begins gets it first
-        overlap = Overlap(agent, timeline)
-        setattr(agent, _OVERLAP, overlap)
-        setattr(maker.scheduler.seq_manager, _OVERLAP, overlap)
+    overlap = overlap_of(agent) or Overlap(agent)
+    for owner in (agent, maker.scheduler.seq_manager):
+        setattr(owner, _OVERLAP, overlap)
     return overlap
 
 
