@@ -142,7 +142,7 @@ async def chunk_under_way(local: LocalEngine, overlap: Overlap, prompt: Sequence
     """Ask for a prompt and return once a chunk of it is on the slow device."""
     HeldEvent.released = False
     asked = asyncio.ensure_future(local._one(prompt, Sampling(new_tokens=NEW_TOKENS)))
-    await until(lambda: overlap.count > 0)
+    await until(lambda: overlap.count > 0 and overlap._end is not None)
     return asked
 
 

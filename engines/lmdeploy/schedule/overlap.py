@@ -122,7 +122,9 @@ class Overlap:
             self._launch_part(self._launch)
 
     def compute(self, reserved_share: float, *, inputs: Any, kv_connector_metadata: Any = None, **_: Any) -> None:
-        """Begin to launch a chunk, and answer its step: LMDeploy's ``_async_step`` without logits and sampling."""
+        """Answer a chunk's step; its layers are launched between the next steps. It is LMDeploy's ``_async_step``
+        without logits and sampling.
+        """
         import torch
         from lmdeploy.pytorch.engine.model_agent import agent as lmdeploy
 
@@ -139,7 +141,6 @@ class Overlap:
             saves=kv_connector_metadata if transfers else None,
         )
         self.count += 1
-        self._launch_part(self._launch)
         if self._is_lost:
             self.join()
         nothing = torch.zeros(1, dtype=torch.int64)
