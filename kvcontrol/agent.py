@@ -139,6 +139,10 @@ class KVAgent:
         self.hierarchy.check_ahead(found)
         return LoadPlan(first_block=first, block_ids=tuple(found), expected_s=load_s)
 
+    def held_blocks(self, chain: PromptChain, first: int, limit: int) -> int:
+        """Return how long a run ``plan_load`` would find; nothing is held or counted. About 1 us a block."""
+        return len(self.hierarchy.find_run(chain.keys, chain.block_tokens, first, limit).block_ids)
+
     def shorten(self, plan: LoadPlan, blocks: int) -> LoadPlan:
         """Return the plan for its first ``blocks`` blocks; the rest is released."""
         if blocks >= len(plan.block_ids):

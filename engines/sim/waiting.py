@@ -1,7 +1,7 @@
 """Who waits in a simulated engine, and in which order they go: that of arrival, or a strategy's.
 
 First come, first served is a deque, with which an engine begins: fleets in virtual time have nothing else, since they
-serve millions of requests, all of one priority, whom ``priority`` would let go in the same order at the queue's cost.
+serve millions of requests, and a queue costs more than all else of a step.
 Any other strategy is the queue that LMDeploy instances have (``kvcontrol.scheduler_ir.strategies``). A sequence that
 was preempted goes before all others, whatever the strategy: what it has computed may still be in the cache.
 """

@@ -128,7 +128,7 @@ def _keys(order: str, log: Sequence[Event], now_s: float, view: EngineView) -> d
         case "fifo":
             return {each.request_id: () for each in waiting}
         case "priority":
-            return {each.request_id: (-each.priority,) for each in waiting}
+            return {each.request_id: (-each.priority, each.arrived_s + each.prefill_tokens / 4000) for each in waiting}
         case "slo_aware":
             return {each.request_id: _deadline_key(each, now_s, view) for each in waiting}
         case "aegaeon":

@@ -126,7 +126,7 @@ def line(_hooks: None, tiny_llama: Path) -> Iterator[Line]:
 @pytest.fixture(autouse=True)
 def _fresh(line: Line) -> None:
     line.use("fifo")
-    line.use("priority")
+    line.use("priority(prefill_weight_s=0)")
     line.started.clear()
 
 
@@ -159,6 +159,33 @@ def test_an_important_request_behind_64_starts_next(line: Line) -> None:
         assert line.started[1:] == [each.session for each in waiting], "the others in the order of their coming"
 
     run(line, story())
+
+
+@pytest.mark.usefixtures("_hooks")
+def test_a_turn_whose_history_is_cached_passes_a_cold_prompt(tiny_llama: Path) -> None:
+    history, cold = random_prompt(200, 1), random_prompt(210, 2)
+    with LocalEngine.start(tiny_llama, max_batch_size=1, num_gpu_blocks=128, enable_prefix_caching=True) as local:
+        line = Line(local)
+        line.use("priority(prefill_weight_s=1000)")
+
+        async def story() -> None:
+            await finished(line.ask(history))
+            holder = await line.held()
+            first = line.ask(cold)
+            await line.until_waiting(1)
+            turns = [line.ask([*history, *random_prompt(10, 3)]), line.ask(random_prompt(100, 4))]
+            await line.until_waiting(3)
+            await holder.leave()
+            await finished(first, *turns)
+            assert line.started == [each.session for each in (turns[0], turns[1], first)]
+            assert (line.queue.errors, line.queue.repairs) == (0, 0)
+
+        async def bounded() -> None:
+            local.engine.start_loop()
+            async with asyncio.timeout(ANSWER_WITHIN_S):
+                await story()
+
+        local.runner.run(bounded())
 
 
 def test_answers_are_those_of_lmdeploys_own_order(line: Line) -> None:

@@ -161,6 +161,19 @@ class OffloadPlanner:
             supply.settled(seq)
         return 0 if request.plan is None else request.plan.last_block * size - computed_tokens
 
+    def held_tokens(self, seq: Any, first_tokens: int) -> int:
+        """Return how many tokens behind the first ones, whole blocks, a tier has; nothing is planned or counted."""
+        if not self._takes(seq):
+            return 0
+        size = self.identity.block_size_tokens
+        limit = int(seq.clamp_prefix_cache_match_step(seq.get_prefix_cache_max_candidate_step())) // size
+        first = first_tokens // size
+        if limit <= first:
+            return 0
+        chain = self._request(seq).chain
+        chain.grow(limit)
+        return self.agent.held_blocks(chain, first, limit) * size
+
     def allocated(self, seq: Any, slots: Sequence[int]) -> int:
         """Bind a request's plan to the engine's slots, fewer than planned for a shorter load.
 

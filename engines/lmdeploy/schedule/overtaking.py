@@ -21,8 +21,8 @@ What may happen meanwhile:
 from dataclasses import dataclass
 from typing import Any, Final
 
-from engines.lmdeploy.schedule.prefill_gate import known_left_tokens
 from engines.lmdeploy.schedule.scheduler import queue_of
+from engines.lmdeploy.schedule.uncached import left_tokens
 from engines.lmdeploy.schedule.urgency import urgency_of_sequence
 from kvcontrol.scheduler_ir.pacing import LongPrompt, WaitingPrompt, overtaker
 
@@ -86,7 +86,7 @@ class Overtaking:
         place = overtaker(
             _long(active, share),
             [_long(parked.seq, share) for parked in self._parked],
-            [WaitingPrompt(left_tokens=known_left_tokens(seq), priority=_priority(seq)) for seq in waiting],
+            [WaitingPrompt(left_tokens=left_tokens(scheduler, seq), priority=_priority(seq)) for seq in waiting],
         )
         return None if place is None else waiting[place]
 

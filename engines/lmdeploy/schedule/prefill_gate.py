@@ -60,13 +60,4 @@ def _remember(seq: Any, trie: Any) -> None:
     setattr(seq, _MATCHED, _Matched(node, begin, missing))
 
 
-def known_left_tokens(seq: Any) -> int:
-    """Return how many tokens of a waiting prompt have to be computed, as far as is known without another match."""
-    matched: _Matched | None = getattr(seq, _MATCHED, None)
-    computed = int(seq.num_history_ids)
-    if matched is not None and matched.node.is_attached_or_root():
-        computed = max(computed, matched.tokens)
-    return int(seq.num_valid_ids) - computed
-
-
-__all__ = ["known_left_tokens", "try_match_prefix_for_prefill_gate"]
+__all__ = ["try_match_prefix_for_prefill_gate"]

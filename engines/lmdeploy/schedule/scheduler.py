@@ -15,10 +15,12 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from math import inf
 from typing import Any, Final
 
 from engines.control.waits import WaitCounts
+from engines.lmdeploy.schedule.uncached import look_up
 from engines.lmdeploy.schedule.urgency import urgency_of_sequence
 from engines.lmdeploy.schedule.waiting_request import waiting_id, waiting_request
 from kvcontrol.core.policy_control import ScheduleReport
@@ -34,6 +36,8 @@ _LEAST_WINDOW: Final = 64
 _PER_SLOT: Final = 2
 _SAME_STEP_S: Final = 0.005
 """For so long the window stays as it is while nobody comes or goes: LMDeploy asks for it several times in a step."""
+_LOOK_UPS: Final = 16
+"""New sequences of which a step looks up what is cached."""
 _log = logging.getLogger(__name__)
 
 
@@ -46,6 +50,7 @@ class EngineQueue:
         self._waiting_status = MessageStatus.WAITING
         self._stopped_status = MessageStatus.STOPPED
         self._running_status = MessageStatus.RUNNING
+        self._scheduler = scheduler
         self._manager = scheduler.seq_manager
         self._block_size = int(scheduler.cache_config.block_size)
         self._clock = clock  # the one of ``arrive_time``
@@ -54,6 +59,7 @@ class EngineQueue:
         self._shown: list[Any] = []
         self._shown_s = inf  # nothing that may be shown again
         self._alone: Any = None
+        self._new: dict[int, Any] = {}  # of which nobody has looked up what is cached
         self._counts = WaitCounts()
         self._promotions = 0
         self._all_returned = 0
@@ -73,6 +79,7 @@ class EngineQueue:
     def registered(self, seq: Any) -> None:
         """A new sequence is known to LMDeploy."""
         if seq.status is self._waiting_status:
+            self._new[int(seq.seq_id)] = seq
             self._guarded(self._came, seq)
 
     def unregistered(self, seq: Any) -> None:
@@ -85,7 +92,9 @@ class EngineQueue:
         if before is self._waiting_status:
             self._guarded(self._gone, seq, after)
         elif after is self._waiting_status:
-            self._guarded(self._came_back, seq)
+            self._returned[int(seq.seq_id)] = seq
+            self._all_returned += 1
+            self._guarded(self._came, seq)
 
     def front(self) -> list[Any] | None:
         """Return the window, in order; None where LMDeploy's own order is in charge."""
@@ -110,7 +119,7 @@ class EngineQueue:
         """Put another strategy's empty queue in charge, with all that wait. When it raises nothing has changed."""
         if self.failed:
             for seq in self._waiting().values():
-                queue.add(waiting_request(seq, self._block_size))
+                queue.add(waiting_request(seq, self._block_size, self._returned))
             self._count_anew()
             self.failed = False
         else:
@@ -141,16 +150,12 @@ class EngineQueue:
     def _came(self, seq: Any) -> None:
         self._shown_s = inf
         if not self.failed:
-            self._queue.add(waiting_request(seq, self._block_size))
+            self._queue.add(waiting_request(seq, self._block_size, self._returned))
         self._counts.came(urgency_of_sequence(seq).priority)
-
-    def _came_back(self, seq: Any) -> None:
-        self._returned[int(seq.seq_id)] = seq
-        self._all_returned += 1
-        self._came(seq)
 
     def _gone(self, seq: Any, after: Any) -> None:
         self._shown_s = inf
+        self._new.pop(int(seq.seq_id), None)
         priority = urgency_of_sequence(seq).priority
         self._counts.gone(priority)
         came_back = self._returned.pop(int(seq.seq_id), None) is not None
@@ -172,10 +177,21 @@ class EngineQueue:
         waiting, now_s = self._waiting(), self._clock()
         if len(waiting) != len(self._queue):
             self._repair(waiting)
+        if self._new and len(waiting) > 1:  # the order of one doesn't matter
+            self._look_up()
         if not self._shown_s <= now_s < self._shown_s + _SAME_STEP_S:
             self._shown = self._window_of(waiting, now_s)
             self._shown_s = now_s
         return list(self._shown)  # LMDeploy takes from it
+
+    def _look_up(self) -> None:
+        """Find out what is cached of some that are new, and give them the places that are theirs."""
+        for number, seq in list(islice(self._new.items(), _LOOK_UPS)):
+            del self._new[number]
+            if look_up(self._scheduler, seq):
+                self._queue.remove(waiting_id(seq))
+                self._queue.add(waiting_request(seq, self._block_size, self._returned))
+                self._shown_s = inf
 
     def _window_of(self, waiting: dict[int, Any], now_s: float) -> list[Any]:
         view = EngineView(running=self._manager.num_sequences(self._running_status))
@@ -191,8 +207,9 @@ class EngineQueue:
         _log.error("the waiting queue held %d sequences where LMDeploy has %d", len(self._queue), len(waiting))
         for request in list(self._queue):
             self._queue.remove(request.request_id)
+        self._new = {number: seq for number, seq in self._new.items() if number in waiting}
         for seq in waiting.values():
-            self._queue.add(waiting_request(seq, self._block_size))
+            self._queue.add(waiting_request(seq, self._block_size, self._returned))
         self._count_anew()
 
     def _count_anew(self) -> None:

@@ -1,7 +1,9 @@
 """What a strategy reads of one of LMDeploy's sequences."""
 
+from collections.abc import Container
 from typing import Any
 
+from engines.lmdeploy.schedule.uncached import known_left_tokens
 from engines.lmdeploy.schedule.urgency import urgency_of_sequence
 from engines.lmdeploy.trie.tenancy import salt_of_sequence
 from kvcontrol.scheduler_ir.strategies import WaitingId, WaitingRequest
@@ -12,8 +14,11 @@ def waiting_id(seq: Any) -> WaitingId:
     return WaitingId(str(int(seq.seq_id)))
 
 
-def waiting_request(seq: Any, block_size: int) -> WaitingRequest:
-    """Return a waiting sequence with its urgency; ``block_size`` in tokens."""
+def waiting_request(seq: Any, block_size: int, returned: Container[int]) -> WaitingRequest:
+    """Return a waiting sequence with its urgency; ``block_size`` in tokens.
+
+    Those that ``returned``, preempted or loaded, were at the front before: how long their prompt is counts no more.
+    """
     urgency = urgency_of_sequence(seq)
     arrived_s = float(seq.arrive_time)
     answered = int(seq.num_new_tokens) > 0  # its first token has gone out
@@ -21,7 +26,7 @@ def waiting_request(seq: Any, block_size: int) -> WaitingRequest:
     return WaitingRequest(
         request_id=waiting_id(seq),
         arrived_s=arrived_s,
-        prefill_tokens=int(seq.num_token_ids),
+        prefill_tokens=0 if int(seq.seq_id) in returned else known_left_tokens(seq),
         priority=urgency.priority.level,
         deadline_s=due_s,
         model=seq.adapter_name or "",

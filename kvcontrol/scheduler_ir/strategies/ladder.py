@@ -45,6 +45,9 @@ class Ladder:
         """O(buckets)."""
         return len(self._near) + sum(map(len, self._far.values()))
 
+    def __bool__(self) -> bool:
+        return bool(self._near) or bool(self._far)
+
     def __iter__(self) -> Iterator[Place]:
         return chain(self._near, self._behind())
 

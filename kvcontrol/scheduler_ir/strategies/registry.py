@@ -13,7 +13,7 @@ from kvcontrol.scheduler_ir.strategies.aged import DEFAULT_AGEING_BOUND_S, AgedQ
 from kvcontrol.scheduler_ir.strategies.fifo import FifoOrder
 from kvcontrol.scheduler_ir.strategies.hybrid import HybridOrder
 from kvcontrol.scheduler_ir.strategies.order import Order
-from kvcontrol.scheduler_ir.strategies.priority import PriorityOrder
+from kvcontrol.scheduler_ir.strategies.priority import DEFAULT_PREFILL_WEIGHT_S, PriorityOrder
 from kvcontrol.scheduler_ir.strategies.slo_aware import SloAwareOrder
 
 DEFAULT_STRATEGY = "priority"
@@ -56,8 +56,16 @@ _KINDS = (
     StrategyKind(name="fifo", summary="came first", order=lambda _: FifoOrder()),
     StrategyKind(
         name="priority",
-        summary="the highest class, first come first served within it",
-        order=lambda _: PriorityOrder(),
+        summary="the highest class; within it by arrival and by how little of the prompt is to be computed",
+        order=lambda values: PriorityOrder(**values),
+        parameters={
+            "prefill_weight_s": Parameter(
+                default=DEFAULT_PREFILL_WEIGHT_S,
+                least=0,
+                most=3600,
+                meaning="seconds of waiting that 1,000 uncached prompt tokens weigh; 0: first come, first served",
+            )
+        },
     ),
     StrategyKind(
         name="slo_aware",

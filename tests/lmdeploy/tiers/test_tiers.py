@@ -4,7 +4,9 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
+import torch
 
+from engines.lmdeploy.schedule.uncached import left_tokens
 from engines.lmdeploy.trie.path import TriePath
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.tenant import SHARED_TENANT, tenant_of_salt
@@ -178,3 +180,27 @@ def test_cold_prompts_that_are_preempted_and_loaded_again_report_nothing_cached(
     assert since(before, tiered, "looked_up_tokens") == sum(
         len(prompt) - 1 - (len(prompt) - 1) % BLOCK for prompt in prompts
     )
+
+
+def test_what_a_tier_holds_of_a_waiting_prompt_is_known_before_it_is_matched(tiered: TieredEngine) -> None:
+    async def computed() -> None:
+        for prompt in PROMPTS:
+            await tiered.ask(prompt, new_tokens=NEW_TOKENS)
+
+    async def looked_up() -> list[int]:
+        from lmdeploy.pytorch.messages import SamplingParam
+
+        session = tiered.scheduler.add_session(10_000)
+        try:
+            added = [
+                session.add_sequence(torch.tensor(prompt), sampling_param=SamplingParam())
+                for prompt in (PROMPTS[0], random_prompt(300, 99))
+            ]
+            return [left_tokens(tiered.scheduler, seq) for seq in added]
+        finally:
+            tiered.scheduler.end_session(10_000)
+
+    tiered.do(computed)
+    tiered.rest()
+    assert tiered.do(looked_up) == [290 - 288, 300]
+    tiered.rest()

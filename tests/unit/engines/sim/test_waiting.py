@@ -68,14 +68,14 @@ WAVES = st.lists(st.tuples(st.floats(0, 2), st.integers(0, 3), st.integers(1, 20
 @given(WAVES, st.sampled_from([0.05, 60.0]))
 @settings(max_examples=examples(30), deadline=None)
 def test_among_equals_priority_is_the_order_of_arrival(waves: list[tuple[float, int, int]], bound_s: float) -> None:
-    def served(name: str) -> list[tuple[int, float | None, float | None]]:
+    def served(name: str, **parameters: float) -> list[tuple[int, float | None, float | None]]:
         one = engine(Listening(), hbm_blocks=16, max_batch=2)
-        one.queue.swap(make_strategy(name, {"ageing_bound_s": bound_s}))
+        one.queue.swap(make_strategy(name, {"ageing_bound_s": bound_s, **parameters}))
         comes = sorted(waves)
         sequences = run(one, [(at_s, requested("", blocks=blocks, output=output)) for at_s, blocks, output in comes])
         return [(each.preempted, each.first_token_s, each.ended_s) for each in sequences]
 
-    assert served("priority") == served("fifo")
+    assert served("priority", prefill_weight_s=0) == served("fifo")
 
 
 def test_an_exchange_takes_over_all_that_wait_and_counts_go_on() -> None:
@@ -83,7 +83,10 @@ def test_an_exchange_takes_over_all_that_wait_and_counts_go_on() -> None:
     for each in (requested("a", LOW), requested("b", LOW), requested("c", HIGH)):
         one.submit(each, 0.01)
     gone = one.submit(requested("gone", HIGH), 0.02)
-    assert put(policies, "priority", params={"ageing_bound_s": 30}).effective_params == {"ageing_bound_s": 30}
+    assert put(policies, "priority", params={"ageing_bound_s": 30}).effective_params == {
+        "ageing_bound_s": 30,
+        "prefill_weight_s": 0.25,
+    }
     one.cancel(gone, 0.03)
     one.submit(requested("d"), 0.04)
     shown = put(policies, "hybrid", params={"class_s": 5})

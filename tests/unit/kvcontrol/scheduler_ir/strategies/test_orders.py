@@ -46,6 +46,14 @@ def test_priority_is_strict_until_the_bound_and_by_age_from_then_on() -> None:
     assert queue.promotions == 1
 
 
+def test_priority_lets_what_is_cached_pass_a_cold_prompt_that_came_not_much_earlier() -> None:
+    cold = ask("cold", 0.0, prefill_tokens=8000)
+    turns = [ask("soon", 1.9, prefill_tokens=300), ask("late", 2.0, prefill_tokens=300)]
+    assert order(queue_of("priority", cold, *turns), 3.0) == "soon cold late"
+    assert order(queue_of("priority", cold, *turns, prefill_weight_s=0), 3.0) == "cold soon late"
+    assert order(queue_of("priority", cold, ask("low", 0.0, priority=-1)), 3.0) == "cold low"
+
+
 def test_slo_aware_takes_the_earliest_deadline_whatever_its_class() -> None:
     queue = queue_of(
         "slo_aware",
