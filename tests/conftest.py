@@ -2,16 +2,14 @@
 
 import os
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Final
 
 import pytest
 from hypothesis import settings
 
+from kvcontrol.core.garbage import freeze_garbage
 from kvgate.host.ports import PORT_RANGE_VARIABLE
 from tests.support.examples import FULL, QUICK
-
-ONE_STACK: Final = {"tests/e2e/test_openai_sdk.py", "tests/e2e/test_surface.py"}
-"""Files whose tests ask one started stack: one process has them all."""
 
 BEGIN_WITH: Final = (
     "tests/unit/lab/conformance/test_conformance.py",
@@ -50,6 +48,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: places[_file_of(item)])
 
 
+def pytest_collection_finish() -> None:
+    """Leave nine thousand tests and what they import out of every later garbage collection."""
+    freeze_garbage()
+
+
 def _file_of(item: pytest.Item) -> str:
     return item.nodeid.partition("::")[0]
 
@@ -64,18 +67,3 @@ def _places(files: Iterable[str]) -> dict[str, tuple[bool, bool, float]]:
         for folder, inside in folders.items()
         for index, file in enumerate(inside)
     }
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Let processes share the tests a file at a time, as ``--dist loadfile`` does, but for what shares a stack."""
-    if config.getoption("dist") != "loadfile":
-        return None
-    from xdist.scheduler import LoadFileScheduling
-
-    class ByFile(LoadFileScheduling):  # type: ignore[misc]
-        def _split_scope(self, nodeid: str) -> str:
-            file = str(super()._split_scope(nodeid))
-            return "one stack" if file in ONE_STACK else file
-
-    return ByFile(config, log)

@@ -28,9 +28,12 @@ def environment(tiny_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> d
     }
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def stack(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Running, str]]:
-    """``kvgate up --tiny``, ready, and the gateway's URL; shared by the tests that leave it as it is."""
+    """``kvgate up --tiny``, ready, and the gateway's URL; shared by the tests of a file, which leave it as it is.
+
+    Idle engines take a tenth of a core: for the whole session they would cost more than another start.
+    """
     port = free_ports(1)[0]
     log = tmp_path_factory.mktemp("stack") / "up.log"
     with running(["up", "--tiny", "--port", str(port)], log, environment, warm=3) as up:
