@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
+from functools import cache
 
 import pytest
 from hypothesis import given, settings
@@ -54,12 +55,14 @@ def work(desk: Desk, shape: Shape, body: bytes) -> int:
         return steps(lambda: runner.run(read(desk, shape, body)))
 
 
-def of_size(shape: Shape, size: int) -> int:
-    """About how many things make a body of so many bytes."""
-    each = len(shape.make(300)) / 300
-    many = max(1, int(size / each))
-    while len(shape.make(many)) > size:
-        many = many * 9 // 10
+@cache
+def of_size(name: str, size: int) -> int:
+    """About how many things make a body of so many bytes, and no more."""
+    make = SHAPES[name].make
+    few, more = len(make(300)), len(make(600))
+    many = max(1, 300 + (size - few) * 300 // (more - few))
+    while (found := len(make(many))) > size:
+        many = min(many - 1, many * size // found)
     return many
 
 
@@ -67,7 +70,7 @@ def of_size(shape: Shape, size: int) -> int:
 def test_no_body_of_any_length_takes_the_event_loop_more_than_a_bounded_number_of_calls(desk: Desk, name: str) -> None:
     shape = SHAPES[name]
     for size in (INLINE_BYTES, 256 << 10, 512 << 10, 2 << 20):
-        assert work(desk, shape, shape.make(of_size(shape, size))) <= MOST_STEPS, size
+        assert work(desk, shape, shape.make(of_size(name, size))) <= MOST_STEPS, size
 
 
 def test_twice_as_many_things_take_the_event_loop_at_most_twice_as_many_calls(desk: Desk) -> None:
@@ -75,7 +78,7 @@ def test_twice_as_many_things_take_the_event_loop_at_most_twice_as_many_calls(de
     @given(name=st.sampled_from(sorted(SHAPES)), size=st.integers(2_000, 300_000))
     def holds(name: str, size: int) -> None:
         shape = SHAPES[name]
-        many = of_size(shape, size)
+        many = of_size(name, size)
         once, twice = (work(desk, shape, shape.make(each)) for each in (many, 2 * many))
         assert twice <= 2 * once + SMALL_STEPS
 
