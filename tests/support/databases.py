@@ -4,6 +4,7 @@ Where PostgreSQL or Redis is not installed a test is skipped with that reason; C
 its client's programs is a broken installation, and fails a test.
 """
 
+import atexit
 import contextlib
 import os
 import pwd
@@ -15,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -137,21 +139,12 @@ def postgres_url(server: Server) -> str:
 @contextmanager
 def postgres_server() -> Iterator[Server]:
     """Run PostgreSQL; the user ``kvgate`` needs no password."""
-    initdb, server = _postgres_program("initdb"), _postgres_program("postgres")
-    user = None
+    server, user = _postgres_program("postgres"), _postgres_user()
     with _folder("pg") as folder:
-        if os.geteuid() == 0:  # it refuses to run as root
-            user = "postgres" if any(each.pw_name == "postgres" for each in pwd.getpwall()) else "nobody"
+        if user is not None:
             shutil.chown(folder, user)
         data = folder / "data"
-        subprocess.run(
-            [initdb, "-D", data, "-A", "trust", "-U", "kvgate", "-E", "UTF8", "--no-sync"],
-            check=True,
-            user=user,
-            cwd=folder,
-            stdout=subprocess.DEVNULL,
-            timeout=120,
-        )
+        subprocess.run(["cp", "-a", _empty_cluster(), data], check=True, timeout=120)
         port = free_port()
         command = [server, "-D", str(data), "-p", str(port), "-k", str(folder), "-h", "127.0.0.1", "-F"]
         running = Server(command, port, folder / "log", user=user, stop=signal.SIGINT)
@@ -162,14 +155,40 @@ def postgres_server() -> Iterator[Server]:
             running.end()
 
 
+def _postgres_user() -> str | None:
+    """Return the user that PostgreSQL runs as, which refuses to run as root; None is this process's own."""
+    if os.geteuid() != 0:
+        return None
+    return "postgres" if any(each.pw_name == "postgres" for each in pwd.getpwall()) else "nobody"
+
+
+@cache
+def _empty_cluster() -> Path:
+    """Return the data of a server that never ran; every server of this process begins with a copy."""
+    user = _postgres_user()
+    folder = Path(tempfile.mkdtemp(prefix="kvgate-pg-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    if user is not None:
+        shutil.chown(folder, user)
+    data = folder / "data"
+    subprocess.run(
+        [_postgres_program("initdb"), "-D", data, "-A", "trust", "-U", "kvgate", "-E", "UTF8", "--no-sync"],
+        check=True,
+        user=user,
+        cwd=folder,
+        stdout=subprocess.DEVNULL,
+        timeout=120,
+    )
+    return data
+
+
 @contextmanager
 def postgres_pair() -> Iterator[tuple[Server, Server]]:
     """Run PostgreSQL and a standby that follows it, which may be promoted (``SELECT pg_promote()``)."""
     copy, server = _postgres_program("pg_basebackup"), _postgres_program("postgres")
+    user = _postgres_user()
     with postgres_server() as primary, _folder("pg") as folder:
-        user = None
-        if os.geteuid() == 0:
-            user = "postgres" if any(each.pw_name == "postgres" for each in pwd.getpwall()) else "nobody"
+        if user is not None:
             shutil.chown(folder, user)
         data = folder / "data"
         source = ["-h", "127.0.0.1", "-p", str(primary.port), "-U", "kvgate"]
