@@ -279,12 +279,13 @@ async def test_instances_register_themselves_stay_while_they_renew_and_go_when_t
         running_gateway(tmp_path, admin_key=ADMIN_KEY, registration_key=REGISTRATION_KEY) as gateway,
     ):
         admin, engine = Admin(gateway), Admin(gateway, REGISTRATION_KEY)
-        said = await engine.ok("PUT", "/instances/self-1/lease", {"url": a.url, "ttl_s": 2})
+        said = await engine.ok("PUT", "/instances/self-1/lease", {"url": a.url, "ttl_s": 60})
         assert (said["source"], said["lease_left_s"] > 1) == ("self", True)
         await gateway.usable(1)
         for _ in range(5):
-            await asyncio.sleep(0.5)
-            await engine.ok("PUT", "/instances/self-1/lease", {"url": a.url, "ttl_s": 2})
+            await engine.ok("PUT", "/instances/self-1/lease", {"url": a.url, "ttl_s": 1})
+            await asyncio.sleep(0.25)
+        await engine.ok("PUT", "/instances/self-1/lease", {"url": a.url, "ttl_s": 1})
         assert set(await names(admin)) == {"self-1"}
         await eventually(lambda: _is(admin, set()))
         await engine.ok("PUT", "/instances/self-1/lease", {"url": a.url, "ttl_s": 60})
