@@ -8,6 +8,7 @@ import typer
 
 from kvcontrol.core.roles import EngineRole
 from kvgate.engine.shared_options import SharedOptions
+from kvgate.failure import CommandError
 from kvgate.host.ports import LOOPBACK, free_ports, need_free
 
 
@@ -45,17 +46,24 @@ class EngineOptions(SharedOptions):
     ] = EngineRole.HYBRID
 
     def ports(self) -> tuple[int, int, int]:
-        """Return the ports of HTTP, events and their replay: as typed, else free. ``CommandError`` for a taken one."""
+        """Return the ports of HTTP, events and their replay: as typed, else free ones. Raises ``CommandError`` for a
+        port that is taken or given twice.
+        """
         events_host = LOOPBACK if self.events_host == "*" else self.events_host
         typed = (
             ("--port", self.port, self.host),
             ("--events-port", self.events_port, events_host),
             ("--replay-port", self.replay_port, events_host),
         )
-        free = free_ports(len(typed))
+        given: dict[int, str] = {}
         for name, wanted, host in typed:
-            if wanted is not None:
-                need_free(host, wanted, option=name)
+            if wanted is None:
+                continue
+            if wanted in given:
+                raise CommandError(f"{given[wanted]} and {name} are both {wanted}; each listens on a port of its own")
+            need_free(host, wanted, option=name)
+            given[wanted] = name
+        free = free_ports(len(typed), besides=given)
         http, events, replay = (
             other if wanted is None else wanted for (_, wanted, _), other in zip(typed, free, strict=True)
         )
