@@ -112,6 +112,11 @@ class StepTotals(msgspec.Struct, kw_only=True):
             waited_s=self.waited_s - earlier.waited_s,
         )
 
+    def plus(self, other: "StepTotals") -> "StepTotals":
+        """Return the sums of two instances."""
+        nothing = StepTotals()
+        return self.minus(nothing.minus(other))
+
     def shares(self) -> dict[str, float]:
         """Return the share of the time by kind of step and by reason of idleness (``idle_host`` and so on); they sum
         up to 1, or are all 0 where nothing was measured.

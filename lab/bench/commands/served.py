@@ -38,6 +38,7 @@ def run_served(  # noqa: PLR0913 - each is one option
         str | None, typer.Option(help="Host memory below our engine's pool, like 60GiB; none: no tiers.")
     ] = None,
     max_batch_size: Annotated[int, typer.Option(min=1, help="Requests that an engine runs at once.")] = 16,
+    instances: Annotated[int, typer.Option(min=1, help="Engines of ours behind the gateway, one for each GPU.")] = 1,
     subjects: Annotated[str, typer.Option(help="Stacks to start, one after the other.")] = ",".join(served.SUBJECTS),
     peers: Annotated[
         list[str] | None, typer.Option("--peer", help="NAME=URL of a server that runs already; repeatable.")
@@ -63,6 +64,7 @@ def run_served(  # noqa: PLR0913 - each is one option
                 kv_blocks=kv_blocks or (_TINY_BLOCKS if tiny else None),
                 max_batch_size=min(max_batch_size, 8) if tiny else max_batch_size,
                 ddr=(_TINY_DDR if tiny else None) if ddr is None else ddr,
+                instances=instances,
             ),
             subjects=tuple(name.strip() for name in subjects.split(",") if name.strip()),
             peers=tuple(Peer.parse(each) for each in peers or ()),

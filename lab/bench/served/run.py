@@ -79,6 +79,11 @@ def run(plan: ServedPlan, say: Callable[[str], None]) -> Report:
     unknown = [name for name in plan.subjects if name not in SUBJECTS]
     if unknown or not plan.subjects + plan.peers:
         raise CommandError(f"--subjects {', '.join(unknown) or 'none'}: allowed are {', '.join(SUBJECTS)}")
+    if STOCK in plan.subjects and plan.pool.instances > 1:
+        raise CommandError(
+            f"--instances {plan.pool.instances}: stock LMDeploy is one server without a router before it",
+            "give --subjects ours, and servers behind a router of their own as --peer",
+        )
     seen = []
     for name in plan.subjects:
         say(f"{name}: starting {plan.model.name}")
@@ -136,22 +141,25 @@ def _measured(plan: ServedPlan, served: Served, say: Callable[[str], None]) -> S
 
 
 async def _step_totals(served: Served) -> StepTotals | None:
-    """Return the sums of our one engine's steps; None for a server that isn't ours."""
+    """Return the sums of our engines' steps; None for a server that isn't ours."""
     if served.fleet_url is None:
         return None
     timeout = aiohttp.ClientTimeout(total=_LOOK_UP_S)
     try:
         async with aiohttp.ClientSession(timeout=timeout, raise_for_status=True, trust_env=False) as session:
             async with session.get(served.fleet_url) as answer:
-                (engine,) = (await answer.json())["instances"]
-            async with session.get(f"{engine['url']}{STEPS_PATH}?last=0") as answer:
-                return msgspec.json.decode(await answer.read(), type=StepsReport).totals
+                engines = (await answer.json())["instances"]
+            totals = StepTotals()
+            for engine in engines:
+                async with session.get(f"{engine['url']}{STEPS_PATH}?last=0") as answer:
+                    totals = totals.plus(msgspec.json.decode(await answer.read(), type=StepsReport).totals)
+            return totals
     except (aiohttp.ClientError, TimeoutError, ValueError, KeyError) as error:
-        raise CommandError(f"{served.name}: the steps of its engine can't be read: {error!r}") from error
+        raise CommandError(f"{served.name}: the steps of its engines can't be read: {error!r}") from error
 
 
 def report_of(plan: ServedPlan, seen: Sequence[Seen], failed: Mapping[str, str]) -> Report:
-    """Return the table of all subjects, ours over each other's, and where our engine's time went."""
+    """Return the table of all subjects, ours over each other's, and where our engines' time went."""
     figures = {each.served.name: figures_of(each) for each in seen}
     metrics = {f"{name}_{key}": own[key] for name, own in figures.items() for key in _HEADLINES}
     metrics |= _ratios(figures)
@@ -241,6 +249,7 @@ def _how(plan: ServedPlan) -> str:
                 plan.model.name,
                 blocks,
                 f"batches of {pool.max_batch_size}",
+                f"{pool.instances} instances of ours" if pool.instances > 1 else "",
                 f"DDR {pool.ddr or 'none'} for ours",
                 f"kvgate up {options}" if options else "",
             ),

@@ -28,8 +28,11 @@ _STOP_S = 45.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
-    """What every engine that is started gets: KV blocks (None: its own choice), places in a batch; ours, tiers too."""
+    """What every engine that is started gets: KV blocks (None: its own choice), places in a batch; ours, tiers too.
+    ``instances`` of ours are behind the gateway.
+    """
 
+    instances: int = 1
     kv_blocks: int | None
     max_batch_size: int
     ddr: str | None
@@ -93,7 +96,7 @@ def _ours(model: Model, pool: Pool, port: int, up_options: tuple[str, ...]) -> C
     options: dict[str, object | None] = {
         "--model": model.folder,
         "--model-name": model.name,
-        "--instances": 1,
+        "--instances": pool.instances,
         "--port": port,
         "--kv-blocks": pool.kv_blocks,
         "--max-batch-size": pool.max_batch_size,

@@ -64,7 +64,7 @@ def test_a_pause_is_from_one_decode_step_to_the_next_while_answers_run() -> None
     assert found == [1.5, 6.5, 1.0]
 
 
-def test_the_difference_of_two_sums_is_what_was_added_between_them() -> None:
+def test_sums_of_two_times_or_instances_are_added_and_subtracted() -> None:
     first, both, second = StepTotals(), StepTotals(), StepTotals()
     early, late = step("decode", 1.0, host=0.5, stalled=1), step("chunk", 2.0, kv=0.25, stalled=3)
     first.add(early)
@@ -72,6 +72,7 @@ def test_the_difference_of_two_sums_is_what_was_added_between_them() -> None:
     both.add(early)
     both.add(late)
     assert both.minus(first) == second
+    assert first.plus(second) == both
     assert (second.steps["chunk"], second.tokens["chunk"], second.stalled_s) == (1, 4, 6.0)
 
 

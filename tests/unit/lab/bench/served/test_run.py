@@ -1,6 +1,7 @@
 """What ``kvgate bench served`` makes of answers, and what it refuses."""
 
 from array import array
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -109,6 +110,12 @@ def test_a_peer_is_a_name_and_an_address(text: str) -> None:
 def test_an_unknown_subject_is_refused_before_anything_starts(tmp_path: Path) -> None:
     with pytest.raises(CommandError, match="theirs: allowed are ours, stock"):
         run(plan(tmp_path, "ours", "theirs"), print)
+
+
+def test_stock_lmdeploy_is_refused_beside_a_fleet_before_anything_starts(tmp_path: Path) -> None:
+    fleet = replace(plan(tmp_path, "ours", "stock"), pool=Pool(kv_blocks=16, max_batch_size=4, ddr=None, instances=2))
+    with pytest.raises(CommandError, match="--instances 2: stock LMDeploy is one server"):
+        run(fleet, print)
 
 
 def test_the_small_trace_is_of_sessions_whose_prompts_grow(tmp_path: Path) -> None:
