@@ -13,6 +13,7 @@ newer one, however late it comes and whichever gateway sent it. An instance of a
 """
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from gateway.fleet.control import InstanceControl, InstanceControlError
 from gateway.registry import Instance
 from kvcontrol.core.errors import UNREADABLE
 from kvcontrol.core.ids import InstanceId
-from kvcontrol.core.policy_control import POLICY_PATH, Fence, PolicyChange, PolicyParams
+from kvcontrol.core.policy_control import FENCE_LEAP, POLICY_PATH, Fence, PolicyChange, PolicyParams
 
 
 class Step(StrEnum):
@@ -128,6 +129,7 @@ class Note:
     back: Fence
 
 
+_log = logging.getLogger(__name__)
 Noted = Callable[[Mapping[InstanceId, Policy], Collection[Choice]], Awaitable[Note]]
 """Writes what instances ran before a change, given what they run and what they reported."""
 
@@ -143,7 +145,7 @@ class PolicySwap:
         self._control = control
         self._lock = asyncio.Lock()
         self._owed: dict[InstanceId, dict[str, Owed]] = {}
-        self._without_fences: set[InstanceId] = set()
+        self._looks: dict[InstanceId, Choice] = {}
 
     @property
     def longest_s(self) -> float:
@@ -182,18 +184,33 @@ class PolicySwap:
     def forget(self, instance: InstanceId) -> None:
         """Forget an instance that has left."""
         self.paid(instance)
-        self._without_fences.discard(instance)
+        self._looks.pop(instance, None)
 
     async def look(self, instance: Instance) -> Choice:
         """Return an instance's active and available policies; raises ``InstanceControlError``."""
         choice = read_policies(await self._control.call(instance, "GET", POLICY_PATH))
-        (self._without_fences.add if choice.fences is None else self._without_fences.discard)(instance.id)
+        self._looks[instance.id] = choice
         return choice
 
     async def send(self, instance: Instance, policy: Policy, fence: Fence) -> None:
-        """Send a policy to one instance, after a look at it; raises ``InstanceControlError``."""
-        change = policy.change(None if instance.id in self._without_fences else fence)
-        await self._control.call(instance, "PUT", POLICY_PATH, change)
+        """Send a policy to one instance that the caller has looked at; raises ``InstanceControlError``.
+
+        Without the fence to an instance that knows no fences, or to one that would refuse all of the store's: it
+        reports a number that the store can't have issued.
+        """
+        last = self._looks[instance.id]
+        newest = last.newest(policy.kind, fence.store)
+        if newest > fence.number + FENCE_LEAP:
+            _log.warning(
+                "instance %s reports the fence %d of this store for policies of kind %s, which the store, at %d, never "
+                "issued; the change is sent without a fence",
+                instance.id,
+                newest,
+                policy.kind,
+                fence.number,
+            )
+        is_fenced = last.fences is not None and newest <= fence.number + FENCE_LEAP
+        await self._control.call(instance, "PUT", POLICY_PATH, policy.change(fence if is_fenced else None))
 
     async def swap(self, instances: Sequence[Instance], policy: Policy, *, noted: Noted) -> SwapReport:
         """Make all instances run ``policy``, or leave them all as they were. The caller has its ``exclusive``.

@@ -23,7 +23,7 @@ from gateway.state.documents import (
     Revision,
 )
 from gateway.state.store import ConflictError, OperationBusyError, OperationLostError, Remember, RepeatedKeyError
-from kvcontrol.core.policy_control import Fence
+from kvcontrol.core.policy_control import FENCE_LEAP, MOST_FENCE, Fence
 
 _REMEMBERED_S: Final = 24 * 3600.0
 _MOST_FORGOTTEN: Final = 100
@@ -130,10 +130,14 @@ def advance(database: Database, above: int) -> None:
 
 
 def _issue(database: Database, count: int, above: int = 0) -> tuple[str, int]:
-    """Issue some fences; return the store's identity and the last of them."""
+    """Issue some fences, newer than ``above`` unless that is too far ahead to be the store's own; return the store's
+    identity and the last of them.
+    """
+    known = min(above, MOST_FENCE)
     [[store, number]] = database.rows(
-        "UPDATE kvgate_fence SET number = CASE WHEN number < ? THEN ? ELSE number END + ? RETURNING store, number",
-        [above, above, count],
+        "UPDATE kvgate_fence SET number = CASE WHEN number < ? AND number > ? THEN ? ELSE number END + ? "
+        "RETURNING store, number",
+        [known, known - FENCE_LEAP - 1, known, count],
     )
     return store, int(number)
 

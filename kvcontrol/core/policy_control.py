@@ -19,11 +19,17 @@ _Name = Annotated[str, msgspec.Meta(max_length=64)]
 _Text = Annotated[str, msgspec.Meta(max_length=1024)]
 
 
+MOST_FENCE = (1 << 53) - 1
+"""The highest number of a fence."""
+FENCE_LEAP = 1 << 32
+"""No store issues so many fences while an instance runs: a number that is further ahead was invented."""
+
+
 class Fence(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Orders the changes of one store's gateways: a change with a lower ``number`` is older."""
 
     store: _Name
-    number: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+    number: Annotated[int, msgspec.Meta(ge=0, le=MOST_FENCE)]
 
 
 class PolicyChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -4,6 +4,7 @@ import asyncio
 import json
 import signal
 from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from gateway.fleet import Policy
 from gateway.fleet.undo_note import NotedPolicy, UndoNote
 from gateway.state import Action, Kind, Put, open_sqlite
 from kvcontrol.core.ids import InstanceId
-from kvcontrol.core.policy_control import Fence
+from kvcontrol.core.policy_control import MOST_FENCE, Fence
 from tests.integration.gateway.test_half_done import LRU, S3_FIFO, SAID, WITHIN_S, audited, doomed, lost
 from tests.integration.gateway.test_process import listening, start
 from tests.support.admin import ADMIN_KEY, Admin
@@ -272,6 +273,31 @@ async def test_a_restored_store_does_not_lock_instances_that_know_newer_fences(t
         engine.policies["eviction"] = LRU
         await eventually(lambda: engine.policies["eviction"]["name"] == "fifo", WITHIN_S)
         assert engine.fences.report()["eviction"][store] > 10_000
+        assert await problems(admin) == []
+
+
+async def test_a_fence_that_somebody_invented_stops_neither_the_keeper_nor_swaps_nor_the_store(tmp_path: Path) -> None:
+    engines = {"a": ScriptedEngine(), "b": ScriptedEngine()}
+    async with AsyncExitStack() as stack:
+        for engine in engines.values():
+            await stack.enter_async_context(engine.started())
+        gateway = await stack.enter_async_context(
+            running_gateway(tmp_path, instances=instances(engines), admin_key=ADMIN_KEY)
+        )
+        await gateway.usable(2)
+        admin = Admin(gateway)
+        await admin.ok("PUT", "/policies/eviction", {"name": "fifo"})
+        fences = engines["a"].fences
+        assert fences is not None
+        [store] = fences.report()["eviction"]
+        fences.come("eviction", Fence(store, MOST_FENCE))
+        engines["a"].policies["eviction"] = LRU
+        await eventually(lambda: engines["a"].policies["eviction"]["name"] == "fifo", WITHIN_S)
+        await admin.ok("PUT", "/policies/eviction", SAID)
+        assert {engine.policies["eviction"]["name"] for engine in engines.values()} == {SAID["name"]}
+        others = engines["b"].fences
+        assert others is not None
+        assert others.report()["eviction"][store] < 1000
         assert await problems(admin) == []
 
 
