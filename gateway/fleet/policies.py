@@ -2,9 +2,9 @@
 
 Two phases. First every instance is asked what it runs now: one that can't be asked ends the change before anything was
 changed. Then all are told, at once; each builds the new policy from the old one's blocks and swaps in one step, or
-refuses and stays as it was. When one refuses, those that have changed are told to go back to what they ran before. What
-an instance that fell silent did is not known, so it is told to go back, too. It *owes* what it ran before, and the
-keeper goes on until the instance runs that.
+refuses and stays as it was. When one refuses, the gateway sends those that have changed the policies that they ran
+before. It sends them to an instance that did not answer, too: that instance may have changed. Such an instance *owes*
+its earlier policy, and the keeper sends that policy until the instance runs it.
 
 So a change takes at most the time of three calls: to ask, to tell, to go back.
 
@@ -193,13 +193,13 @@ class PolicySwap:
         return choice
 
     async def send(self, instance: Instance, policy: Policy, fence: Fence) -> None:
-        """Send a policy to one instance that the caller has looked at; raises ``InstanceControlError``.
+        """Send a policy to one instance; raises ``InstanceControlError``.
 
-        Without the fence to an instance that knows no fences, or to one that would refuse all of the store's: it
-        reports a number that the store can't have issued.
+        At the last look the instance may have known no fences, or have reported a number that the store can't have
+        issued, for which it would refuse every fence of the store: then the policy is sent without the fence.
         """
-        last = self._looks[instance.id]
-        newest = last.newest(policy.kind, fence.store)
+        last = self._looks.get(instance.id)  # None: it has left, or nobody has looked
+        newest = 0 if last is None else last.newest(policy.kind, fence.store)
         if newest > fence.number + FENCE_LEAP:
             _log.warning(
                 "instance %s reports the fence %d of this store for policies of kind %s, which the store, at %d, never "
@@ -209,7 +209,7 @@ class PolicySwap:
                 policy.kind,
                 fence.number,
             )
-        is_fenced = last.fences is not None and newest <= fence.number + FENCE_LEAP
+        is_fenced = (last is None or last.fences is not None) and newest <= fence.number + FENCE_LEAP
         await self._control.call(instance, "PUT", POLICY_PATH, policy.change(fence if is_fenced else None))
 
     async def swap(self, instances: Sequence[Instance], policy: Policy, *, noted: Noted) -> SwapReport:

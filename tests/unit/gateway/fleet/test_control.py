@@ -6,10 +6,12 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
-from gateway.fleet import InstanceControl, InstanceControlError
+from gateway.fleet import InstanceControl, InstanceControlError, Policy
+from gateway.fleet.policies import PolicySwap
 from gateway.registry import Instance, InstanceSpec, Registry
 from gateway.registry.checks import CheckRules
 from kvcontrol.core.ids import InstanceId
+from kvcontrol.core.policy_control import Fence
 from tests.support.control_client import control_client
 from tests.support.running_gateway import eventually
 
@@ -63,3 +65,12 @@ async def test_one_that_never_answers_may_have_read_it() -> None:
         with pytest.raises(InstanceControlError) as failure:
             await control.call(instance, "POST", "/kv/v1/policy")
         assert (failure.value.status, failure.value.sure) == (None, False)
+
+
+async def test_a_policy_is_sent_to_an_instance_that_left_while_it_was_changed() -> None:
+    server = Dropping()
+    async with calling(server) as (control, instance):
+        swap = PolicySwap(control)
+        swap.forget(instance.id)
+        await swap.send(instance, Policy(kind="eviction", name="lru"), Fence("store", 1))
+        assert server.requests == 1
