@@ -136,7 +136,7 @@ class OffloadPlanner:
         if request.load_failed or request.is_stale:
             return 0
         size = self.identity.block_size_tokens
-        limit = int(seq.clamp_prefix_cache_match_step(seq.get_prefix_cache_max_candidate_step())) // size
+        limit = self._limit(seq)
         first = computed_tokens // size
         if not request.is_reported:
             request.is_reported = True
@@ -165,14 +165,12 @@ class OffloadPlanner:
         """Return how many tokens behind the first ones, whole blocks, a tier has; nothing is planned or counted."""
         if not self._takes(seq):
             return 0
-        size = self.identity.block_size_tokens
-        limit = int(seq.clamp_prefix_cache_match_step(seq.get_prefix_cache_max_candidate_step())) // size
-        first = first_tokens // size
-        if limit <= first:
+        request = self._request(seq)
+        first, limit = first_tokens // self.identity.block_size_tokens, self._limit(seq)
+        if request.load_failed or request.is_stale or limit <= first:
             return 0
-        chain = self._request(seq).chain
-        chain.grow(limit)
-        return self.agent.held_blocks(chain, first, limit) * size
+        request.chain.grow(limit)
+        return self.agent.held_blocks(request.chain, first, limit) * self.identity.block_size_tokens
 
     def allocated(self, seq: Any, slots: Sequence[int]) -> int:
         """Bind a request's plan to the engine's slots, fewer than planned for a shorter load.
@@ -338,6 +336,12 @@ class OffloadPlanner:
         self._saving[order.save_id] = plan
         self.counters.saves += 1
         return order
+
+    def _limit(self, seq: Any) -> int:
+        """Return how many blocks of a prompt can be loaded: its last token is computed."""
+        return int(seq.clamp_prefix_cache_match_step(seq.get_prefix_cache_max_candidate_step())) // (
+            self.identity.block_size_tokens
+        )
 
     def _takes(self, seq: Any) -> bool:
         return self.is_open and not self.is_suspended and _is_plain(seq)
