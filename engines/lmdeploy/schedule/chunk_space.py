@@ -44,6 +44,3 @@ def _free_blocks(task: Any) -> bool:
     scheduler.eviction_helper._reclaim_candidate(youngest)  # noqa: SLF001
     _log.info("a chunk found no room: %d loaded blocks of request %d give way", blocks, youngest.seq_id)
     return True
-
-
-__all__ = ["task_try_active_chunk"]

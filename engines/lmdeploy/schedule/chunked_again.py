@@ -46,6 +46,3 @@ def maker_update_running_seqs(original: Callable[[Any, Any, Any], None]) -> Call
         original(self, running, inputs)
 
     return update_running_seqs
-
-
-__all__ = ["maker_update_running_seqs", "task_schedule_prefill"]

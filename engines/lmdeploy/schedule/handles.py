@@ -106,6 +106,3 @@ def sender_async_recv(original: Callable[..., Any]) -> Callable[..., Any]:
         return resp
 
     return async_recv
-
-
-__all__ = ["HandlePool", "build_request_handle_pool", "instance_pool_instance", "sender_async_recv"]

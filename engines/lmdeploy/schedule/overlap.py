@@ -290,15 +290,3 @@ def manager_update(original: Callable[[Any, Any, Any], None]) -> Callable[[Any, 
             overlap.lost(seq)
 
     return update_sequence_status
-
-
-__all__ = [
-    "Overlap",
-    "agent_init",
-    "agent_step",
-    "can_overlap",
-    "manager_unregister",
-    "manager_update",
-    "overlap_of",
-    "provide",
-]

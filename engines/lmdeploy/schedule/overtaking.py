@@ -184,6 +184,3 @@ def _bound(seq: Any, share: float) -> _Overtaken:
 def _restore(chunker: Any, parked: _Parked) -> None:
     for name, value in parked.state.items():
         setattr(chunker, name, value)
-
-
-__all__ = ["Overtaking", "can_overtake", "is_plain_model"]

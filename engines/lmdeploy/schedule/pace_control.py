@@ -87,6 +87,3 @@ def pace_of_settings(settings: EngineSettings, *, on_gpu: bool) -> PolicySpec:
     if not target_ms:
         return PolicySpec(text=ALTERNATE, name=ALTERNATE, parameters={})
     return PolicySpec(text=ITL_TARGET, name=ITL_TARGET, parameters={"itl_target_ms": target_ms})
-
-
-__all__ = ["PaceControl", "pace_of_settings"]

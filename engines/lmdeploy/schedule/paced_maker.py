@@ -111,14 +111,3 @@ def maker_has_pending_chunk(original: Callable[[Any], bool]) -> Callable[[Any], 
         return original(self) or (pacer is not None and pacer.overtaking.has_parked)
 
     return has_pending_long_context_chunk
-
-
-__all__ = [
-    "maker_has_pending_chunk",
-    "maker_init_do_prefill",
-    "maker_make_forward_inputs",
-    "maker_reset_runtime_state",
-    "scheduler_init",
-    "task_should_defer_active_chunk",
-    "task_try_active_chunk",
-]

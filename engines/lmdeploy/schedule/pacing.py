@@ -298,6 +298,3 @@ def pacer_of(scheduler: Any) -> Pacer | None:
     """Return the pacer of LMDeploy's scheduler, None where there is none."""
     pacer: Pacer | None = getattr(scheduler, _PACER, None)
     return pacer
-
-
-__all__ = ["NO_SPACE", "Pacer", "give_pacer", "pacer_of"]

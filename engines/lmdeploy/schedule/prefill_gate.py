@@ -58,6 +58,3 @@ def _remember(seq: Any, trie: Any) -> None:
     identity = seq.get_prefix_cache_extra_identity(begin, begin + size)
     missing = trie._hash_block(seq.history_cache[begin : begin + size], identity)  # noqa: SLF001
     setattr(seq, _MATCHED, _Matched(node, begin, missing))
-
-
-__all__ = ["try_match_prefix_for_prefill_gate"]

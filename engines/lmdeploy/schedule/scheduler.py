@@ -326,15 +326,3 @@ def reorder(original: Callable[[Any, Any, Any], Any]) -> Callable[[Any, Any, Any
         return original(self, waiting, turn_policy) if arranged is None else arranged
 
     return reorder
-
-
-__all__ = [
-    "EngineQueue",
-    "manager_register",
-    "manager_unregister",
-    "manager_update",
-    "queue_of",
-    "reorder",
-    "scheduler_init",
-    "scheduler_waiting",
-]

@@ -75,6 +75,3 @@ class CudaMoments:
     def free(self, moment: Any) -> None:
         if len(self._spare) < _SPARE_EVENTS:
             self._spare.append(moment)
-
-
-__all__ = ["CudaMoments", "HostMoments", "Moments"]

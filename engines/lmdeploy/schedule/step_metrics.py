@@ -35,6 +35,3 @@ def step_series(counts: StepCounts) -> Iterator[Metric]:
     yield single(catalogue.STALLED_SECONDS, totals.stalled_s)
     yield single(catalogue.WAITED_SECONDS, totals.waited_s)
     yield single(catalogue.STEPS_LOST, counts.lost)
-
-
-__all__ = ["StepCounts", "step_series"]

@@ -67,6 +67,3 @@ def _query(body: bytes) -> StepsQuery:
     if not 0 <= query.last <= KEPT_STEPS or query.after < 0:
         raise RefusedError(f"the query has last={query.last} and after={query.after}; allowed: {allowed}")
     return query
-
-
-__all__ = ["STEPS", "StepOperations", "mount_step_routes"]

@@ -329,6 +329,3 @@ def _covered_s(moments: Moments, chunk: OpenStep, since: Any, until: Any) -> flo
 
 def _is_over(moments: Moments, step: OpenStep) -> bool:
     return step.end is not None and moments.is_past(step.end)
-
-
-__all__ = ["Measured", "OpenStep", "SentStep", "StepTimeline"]

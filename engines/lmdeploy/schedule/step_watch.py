@@ -186,18 +186,3 @@ def loop_resume_from_sleep(original: Callable[[Any], None]) -> Callable[[Any], N
         original(self)
 
     return resume_from_sleep
-
-
-__all__ = [
-    "agent_model_forward",
-    "agent_step",
-    "answering",
-    "loop_finish_forward_output",
-    "loop_resume_from_sleep",
-    "loop_wait_for_prefill",
-    "maker_init_do_prefill",
-    "maker_reset_runtime_state",
-    "runable_wait",
-    "step_of",
-    "timeline_of",
-]

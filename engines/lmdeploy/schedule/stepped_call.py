@@ -44,6 +44,3 @@ class SteppedCall:
         finally:
             self.is_over = True
             self._back.release()
-
-
-__all__ = ["SteppedCall"]

@@ -53,6 +53,3 @@ def _in_hbm(trie: Any, seq: Any) -> int:
             break
         node = child
     return int(node.prefix_len)
-
-
-__all__ = ["known_left_tokens", "left_tokens", "look_up"]

@@ -11,6 +11,3 @@ CARRIED_URGENCY: Final = Carried("kvgate_urgency", URGENCY)
 def urgency_of_sequence(seq: Any) -> Urgency:
     """Return the urgency of LMDeploy's sequence."""
     return CARRIED_URGENCY.of(seq.sampling_param)
-
-
-__all__ = ["CARRIED_URGENCY", "urgency_of_sequence"]

@@ -40,6 +40,3 @@ def _prefix(seq: Any, block_size: int) -> int:
         return 0
     first = seq.history_cache[:block_size].tobytes()
     return hash((seq.adapter_name, salt_of_sequence(seq), first)) or 1
-
-
-__all__ = ["waiting_id", "waiting_request"]
