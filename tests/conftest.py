@@ -58,7 +58,9 @@ def _file_of(item: pytest.Item) -> str:
 
 
 def _places(files: Iterable[str]) -> dict[str, tuple[bool, bool, float]]:
-    """Return the place of each file: ``BEGIN_WITH``, then the folders that aren't spread, then those that are."""
+    """Return the sort key of each test file: first the files of ``BEGIN_WITH``, then the folders outside ``SPREAD`` one
+    after the other, then the files of the folders in ``SPREAD``, mixed evenly.
+    """
     folders: dict[str, list[str]] = {}
     for file in files:
         folders.setdefault(file.split("/")[1], []).append(file)

@@ -9,8 +9,8 @@ from kvcontrol.scheduler_ir.plan import ExecutionPlan, PlanId
 
 
 class StepExecutor:
-    """Runs plans step by step when told to (``advance``), oldest plan first; ``run`` is what a step does and may raise
-    ``IRError``, which fails its plan. ``release`` is told of every plan that ended early.
+    """Runs plans, the oldest first, one step at each call of ``advance``. The runner carries out a step; an ``IRError``
+    of the runner fails the plan. A plan that ends early is passed to the runner's ``release``.
     """
 
     def __init__(self, run: "StepRunner") -> None:

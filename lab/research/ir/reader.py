@@ -36,7 +36,9 @@ _READERS: dict[str, Any] = {
 
 
 def parse(text: str) -> IRGraph:
-    """Read a text form; raises ``IRError`` with the number of the line that can't be read, or for what can't be."""
+    """Read the text form of a graph. Raises ``IRError`` with the number of a line that can't be read, and for a graph
+    that is not valid.
+    """
     if not isinstance(text, str):
         raise IRError(f"a graph's text form is {shown(text)}; it must be a text")
     nodes: list[IRNode] = []
