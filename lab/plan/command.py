@@ -15,7 +15,7 @@ from kvgate.engine.tier_flags import NONE
 from kvgate.engine.units import parse_bytes
 from kvgate.failure import CommandError
 from lab.show import show
-from lab.simulate.limits import LEAST_SPEED, MOST_CHECK_S, MOST_COPIES, MOST_INSTANCES, MOST_SPEED, MOST_USD
+from lab.simulate.limits import LEAST_SPEED, MOST_CHECK_S, MOST_COPIES, MOST_INSTANCES, MOST_SEEDS, MOST_SPEED, MOST_USD
 
 _CANDIDATES: Final = "What is tried"
 _LOAD: Final = "The load"
@@ -25,7 +25,9 @@ _CHECK: Final = "Checking"
 
 
 def plan(  # noqa: PLR0913 - each is one option
-    trace: Annotated[Path, typer.Argument(help="A trace in Mooncake's or the agentic format, plain or gzipped.")],
+    trace: Annotated[
+        Path, typer.Argument(help="A trace in Mooncake's, the agentic or Azure's format, plain or gzipped.")
+    ],
     *,
     slo: Annotated[str, typer.Option(help="Goals: percentiles of first tokens and of pauses between tokens.")],
     attainment: Annotated[
@@ -67,6 +69,15 @@ def plan(  # noqa: PLR0913 - each is one option
     ] = 0.0,
     seed: Annotated[int, typer.Option(help="Another seed, another jitter.", rich_help_panel=_LOAD)] = 0,
     jitter: Annotated[float, typer.Option(min=0, max=1, help="Spread of steps' times.", rich_help_panel=_LOAD)] = 0.0,
+    seeds: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            max=MOST_SEEDS,
+            help="Seeds of jitter that size the cheapest fleet again: how sure is its size? 0: none.",
+            rich_help_panel=_CHECK,
+        ),
+    ] = 3,
     instance_cost: Annotated[
         float, typer.Option(min=0, max=MOST_USD, help="Dollars an hour of an instance.", rich_help_panel=_MONEY)
     ] = 2.5,
@@ -129,7 +140,7 @@ def plan(  # noqa: PLR0913 - each is one option
         sizing = Sizing(study, goals, prices, most=max_instances, shown=board.shown)
         for kind in candidates:
             sizing.study_of(kind, max_instances)  # refuses a fleet that is too large before any is simulated
-    made = planned(sizing, candidates, profile=profile)
+    made = planned(sizing, candidates, profile=profile, seeds=seeds)
     if check and made.chosen is not None:
         try:
             made = checked(made, sizing, profile=profile, seconds=check_seconds, board=board)

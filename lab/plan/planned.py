@@ -10,6 +10,7 @@ from lab.plan.sizing import Kind, Sized, Sizing, Trial, cheapest, frontier
 from lab.plan.tables import command_grid, nearest, plan_grids
 from lab.report import Grid, Host, Report
 from lab.simulate.board import FleetBoard
+from lab.simulate.study import not_known
 
 _IDLE: Final = 0.3
 """Instances that are less busy than this wouldn't be relieved by others."""
@@ -45,11 +46,14 @@ class Planned:
         )
 
 
-def planned(sizing: Sizing, candidates: Sequence[Kind], *, profile: str) -> Planned:
-    """Simulate what is needed, and say what came of it. ``profile`` is as it was typed."""
+def planned(sizing: Sizing, candidates: Sequence[Kind], *, profile: str, seeds: int) -> Planned:
+    """Simulate what is needed, and say what came of it. ``profile`` is as it was typed; the cheapest fleet is sized
+    again with so many other ``seeds``.
+    """
     sized = sizing.size_all(candidates)
     chosen = cheapest(sized)
-    grids = list(plan_grids(sized, frontier(trial for each in sized for trial in each.trials)))
+    sure = None if chosen is None or not seeds else sizing.sureness(chosen, seeds)
+    grids = list(plan_grids(sized, frontier(trial for each in sized for trial in each.trials), chosen, sure))
     metrics: dict[str, float] = {
         "requests_count": sizing.workload.size,
         "trace_s": sizing.workload.spans_s,
@@ -58,9 +62,16 @@ def planned(sizing: Sizing, candidates: Sequence[Kind], *, profile: str) -> Plan
     }
     if chosen is not None:
         metrics |= {"instances_count": chosen.instances, "usd_per_hour": chosen.usd_per_hour}
+    if chosen is not None and sure is not None:
+        least, most = sure.spread(chosen.instances)
+        metrics |= {"instances_least_count": least, "instances_most_count": most}
+        metrics["fleets_simulated_count"] += sum(tried for _, tried in sure.tried.values())
+    if chosen is not None:
         grids.append(command_grid(chosen, sizing.study_of(chosen.kind, chosen.instances), profile))
     grids.append(_assumptions(sizing))
-    report = Report(bench="plan", host=Host.here(), metrics=metrics, grids=tuple(grids))
+    report = Report(
+        bench="plan", host=Host.here(), metrics=metrics, grids=tuple(grids), not_run=not_known(sizing.workload)
+    )
     return Planned(
         sized=sized,
         chosen=chosen,
@@ -72,17 +83,21 @@ def planned(sizing: Sizing, candidates: Sequence[Kind], *, profile: str) -> Plan
 
 
 def _assumptions(sizing: Sizing) -> Grid:
-    prices = sizing.prices
+    prices, workload, profile = sizing.prices, sizing.workload, sizing.study.profile
+    load = (
+        f"{sizing.slo}; {workload.size:,} requests in {workload.spans_s:,.0f} s, sent when the trace has them, however "
+        "late answers are; requests longer than the profile allows are in no goal"
+    )
+    engines = (
+        f"profile {profile.name}: {profile.summary}; hybrid instances without failures, network delays, stale reports "
+        "or tenants with quotas"
+    )
+    dollars = (
+        f"dollars an hour: {prices.instance:g} an instance (--instance-cost), {prices.ddr_gib:g} a GiB of DDR "
+        f"(--ddr-cost-per-gib), {prices.nvme_gib:g} a GiB of NVMe (--nvme-cost-per-gib)"
+    )
     return Grid(
-        name="assumed",
-        columns=("what", "value"),
-        rows=(
-            ("goals", str(sizing.slo)),
-            ("dollars an hour of an instance (--instance-cost)", prices.instance),
-            ("of a GiB of DDR (--ddr-cost-per-gib)", prices.ddr_gib),
-            ("of a GiB of NVMe (--nvme-cost-per-gib)", prices.nvme_gib),
-            ("topology", "hybrid: prefill and decode on instances of their own are not simulated"),
-        ),
+        name="assumed", columns=("what", "value"), rows=(("load", load), ("engines", engines), ("prices", dollars))
     )
 
 

@@ -1,6 +1,6 @@
 """Fleets as candidates: what each of their instances has, what they cost, and the smallest that keeps the goals."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Final
@@ -12,6 +12,8 @@ from lab.simulate.outcome import FleetOutcome
 from lab.simulate.study import Study
 
 GIB: Final = 2**30
+_JITTER: Final = 0.1
+"""Spread of steps' times with other seeds, where the plan itself has none."""
 
 Shown = Callable[[str, float], AbstractContextManager[Told]]
 """See ``FleetBoard.shown``."""
@@ -92,6 +94,32 @@ class Sized:
     exceptions: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sureness:
+    """The smallest fleets of one kind with other seeds of jitter; None where none of up to ``most`` instances suffices.
+
+    ``tried`` has how many seeds kept the goals and how many were tried, by the number of instances.
+    """
+
+    jitter: float
+    most: int
+    smallest: tuple[int | None, ...]
+    tried: Mapping[int, tuple[int, int]]
+
+    def spread(self, planned: int) -> tuple[int, int]:
+        """Return the smallest and the largest of these fleets and the planned one."""
+        sizes = [planned, *(self.most + 1 if each is None else each for each in self.smallest)]
+        return min(sizes), max(sizes)
+
+    def words(self, planned: int) -> str:
+        """Return one sentence for people."""
+        least, most = self.spread(planned)
+        how = f"{len(self.smallest)} seeds of {self.jitter:.0%} jitter"
+        if least == most:
+            return f"{how} need the same number"
+        return f"{how} need {least} to {f'more than {self.most}' if most > self.most else most}"
+
+
 class Sizing:
     """Simulates fleets of one workload. ``study`` says what all have in common; its instances and tiers don't count."""
 
@@ -135,8 +163,29 @@ class Sizing:
             exceptions=found.exceptions,
         )
 
+    def sureness(self, chosen: Trial, seeds: int) -> Sureness:
+        """Size the kind of a fleet again with other seeds: its number, the next one, and further where they differ."""
+        most = min(self.most, 2 * chosen.instances + 1)
+        jitter = self.study.jitter or _JITTER
+        smallest: list[int | None] = []
+        tried: dict[int, tuple[int, int]] = {}
+        for seed in range(1, seeds + 1):
+
+            def enough(instances: int, seed: int = seed) -> bool:
+                study = replace(self.study_of(chosen.kind, instances), seed=self.study.seed + seed, jitter=jitter)
+                keeps = self._tried(study, chosen.kind, f"seed {seed} of {seeds}").keeps
+                kept, count = tried.get(instances, (0, 0))
+                tried[instances] = kept + keeps, count + 1
+                return keeps
+
+            smallest.append(least_enough(enough, first=chosen.instances, most=most).least)
+        return Sureness(jitter=jitter, most=most, smallest=tuple(smallest), tried=dict(sorted(tried.items())))
+
     def _try(self, kind: Kind, instances: int, which: str) -> Trial:
-        study, workload = self.study_of(kind, instances), self.workload
+        return self._tried(self.study_of(kind, instances), kind, which)
+
+    def _tried(self, study: Study, kind: Kind, which: str) -> Trial:
+        workload, instances = self.workload, study.instances
         hopeless = self.slo.hopeless(workload.size)
         if instances == self.most:  # the last one tried is to say by how much it misses
             hopeless = _never

@@ -7,7 +7,7 @@ from typing import Final
 
 from kvcontrol.kv_policy import DEFAULT_POLICY
 from kvgate.up.stack import MAX_INSTANCES
-from lab.plan.sizing import GIB, Kind, Sized, Trial
+from lab.plan.sizing import GIB, Kind, Sized, Sureness, Trial
 from lab.report import Cell, Grid
 from lab.simulate.study import Study
 
@@ -25,19 +25,27 @@ _FLEET: Final = (
     "hit_ratio",
     "busy_ratio",
     "shed_ratio",
+    "refused_ratio",
+    "preemptions",
 )
 
 
-def plan_grids(sized: Sequence[Sized], best: Sequence[Trial]) -> tuple[Grid, ...]:
-    """Return the table of all kinds, and that of the frontier where there is one."""
+def plan_grids(
+    sized: Sequence[Sized], best: Sequence[Trial], chosen: Trial | None, sure: Sureness | None
+) -> tuple[Grid, ...]:
+    """Return the table of all kinds, that of the frontier where there is one, and that of other seeds."""
     kinds = Grid(
         name="smallest fleets",
         columns=(*_FLEET, "note"),
-        rows=tuple((*_row(each.least or each.nearest), _note(each)) for each in sized),
+        rows=tuple((*_row(each.least or each.nearest), _note(each, chosen, sure)) for each in sized),
     )
-    if not best:
-        return (kinds,)
-    return kinds, Grid(name="frontier", columns=_FLEET, rows=tuple(_row(each) for each in best))
+    grids = [kinds]
+    if best:
+        grids.append(Grid(name="frontier", columns=_FLEET, rows=tuple(_row(each) for each in best)))
+    if sure is not None:
+        rows = tuple((instances, kept, tried) for instances, (kept, tried) in sure.tried.items())
+        grids.append(Grid(name="other seeds", columns=("instances", "seeds_that_keep_the_goals", "seeds"), rows=rows))
+    return tuple(grids)
 
 
 def nearest(sized: Sequence[Sized]) -> Trial:
@@ -61,16 +69,28 @@ def _row(trial: Trial) -> tuple[Cell, ...]:
         outcome.hit_rate,
         outcome.busy,
         outcome.shed_rate,
+        outcome.refused_rate,
+        outcome.preemptions,
     )
 
 
-def _note(sized: Sized) -> str:
+def _note(sized: Sized, chosen: Trial | None, sure: Sureness | None) -> str:
+    shown = sized.least or sized.nearest
+    outcome, notes = shown.outcome, []
     if sized.least is None:
-        return "misses: " + "; ".join(each.words for each in sized.nearest.shortfalls)
+        notes.append("misses: " + ", ".join(each.words for each in sized.nearest.shortfalls))
     if sized.exceptions:
         fewer = ", ".join(str(each) for each in sized.exceptions)
-        return f"not monotonic: {fewer} kept the goals too, and a larger fleet didn't"
-    return ""
+        notes.append(f"not monotonic: {fewer} kept the goals too, and a larger fleet didn't")
+    if sure is not None and sized.least is chosen is not None:
+        notes.append(sure.words(chosen.instances))
+    if outcome.refused:
+        notes.append(
+            f"{outcome.refused_rate:.1%} of the requests are longer than the profile allows: refused, and in no goal"
+        )
+    if outcome.preemptions:
+        notes.append(f"{outcome.preemptions} answers were preempted for lack of blocks, and paused")
+    return "; ".join(notes)
 
 
 def command_grid(trial: Trial, study: Study, profile: str) -> Grid:

@@ -15,7 +15,9 @@ from lab.simulate.limits import LEAST_SPEED, MOST_COPIES, MOST_INSTANCES, MOST_S
 
 
 def simulate(  # noqa: PLR0913 - each is one option
-    trace: Annotated[Path, typer.Argument(help="A trace in Mooncake's or the agentic format, plain or gzipped.")],
+    trace: Annotated[
+        Path, typer.Argument(help="A trace in Mooncake's, the agentic or Azure's format, plain or gzipped.")
+    ],
     *,
     instances: Annotated[int, typer.Option(min=1, max=MOST_INSTANCES, help="Engines in the fleet.")] = 8,
     router: Annotated[
@@ -49,7 +51,7 @@ def simulate(  # noqa: PLR0913 - each is one option
     from lab.simulate.board import FleetBoard
     from lab.simulate.outcome import FleetOutcome
     from lab.simulate.refusals import refusals
-    from lab.simulate.study import ROUTERS, Study, grids
+    from lab.simulate.study import ROUTERS, Study, grids, not_known
 
     if as_json and as_markdown:
         raise CommandError("--json and --markdown: give one of them")
@@ -93,7 +95,7 @@ def simulate(  # noqa: PLR0913 - each is one option
     }
     report = Report(bench="simulate", host=Host.here(), metrics=metrics, grids=grids(outcomes))
     show(
-        replace(report, not_run=dict.fromkeys(missing, "interrupted")),
+        replace(report, not_run=not_known(workload) | dict.fromkeys(missing, "interrupted")),
         as_json=as_json,
         as_markdown=as_markdown,
     )

@@ -78,8 +78,13 @@ class FleetOutcome:
 
     @property
     def shed_rate(self) -> float:
-        """Share of requests that were shed."""
-        return (self.shed + self.refused) / self.requests if self.requests else 0.0
+        """Share of requests that the gateway shed: a full queue, or too long a wait there."""
+        return self.shed / self.requests if self.requests else 0.0
+
+    @property
+    def refused_rate(self) -> float:
+        """Share of requests that no engine could take."""
+        return self.refused / self.requests if self.requests else 0.0
 
     @property
     def answerable(self) -> int:

@@ -19,7 +19,7 @@ from lab.simulate.limits import MOST_FLEET_BLOCKS, MOST_TIMES_HBM
 from lab.simulate.outcome import FleetOutcome, Tally
 from lab.simulate.peers import PEERS
 from lab.simulate.workload import Workload
-from lab.traces import read_by_time
+from lab.traces import read_requests
 
 ROUTERS: Final = (*POLICIES, *PEERS)
 """The names of all that a fleet can be routed by: the gateway's own policies, and others' formulas."""
@@ -35,6 +35,8 @@ COLUMNS = (
     "hotspot_ratio",
     "busy_ratio",
     "shed_ratio",
+    "refused_ratio",
+    "preemptions",
     "decision_us",
 )
 
@@ -90,7 +92,10 @@ class Study:
 
     def workload(self) -> Workload:
         """Read the trace; raises ``TraceError``, ``OSError``, ``ValueError``."""
-        requests = read_by_time(self.trace)
+        requests = read_requests(self.trace)
+        if not any(each.block_ids for each in requests):  # a trace of lengths alone has no blocks to give a size
+            size = self.profile.engine.block_tokens
+            requests = [replace(each, block_tokens=size) for each in requests]
         if self.seconds and requests:
             end_s = requests[0].at_s + self.seconds
             requests = [each for each in requests if each.at_s < end_s]
@@ -141,6 +146,13 @@ def _maker(router: str, hbm_tokens: int) -> Callable[[CostModel], RoutingPolicy]
     return lambda _: PEERS[router](hbm_tokens)
 
 
+def not_known(workload: Workload) -> dict[str, str]:
+    """Return what can't be simulated of a workload, with the reason."""
+    if any(each.block_ids for each in workload.requests):
+        return {}
+    return {"hit_ratio": "the trace has lengths alone: no two prompts are known to share a block, so nothing is found"}
+
+
 def row(outcome: FleetOutcome, *, router: str) -> tuple[Cell, ...]:
     """Return an outcome as a row under ``COLUMNS``."""
     return (
@@ -155,6 +167,8 @@ def row(outcome: FleetOutcome, *, router: str) -> tuple[Cell, ...]:
         outcome.hotspot,
         outcome.busy,
         outcome.shed_rate,
+        outcome.refused_rate,
+        outcome.preemptions,
         outcome.decision_us,
     )
 

@@ -12,10 +12,17 @@ from pathlib import Path
 
 from kvcontrol.core.shown import shown
 from lab.traces import fields
-from lab.traces.reader import UNREADABLE, Lines, TraceError, read_trace, why_unreadable
+from lab.traces.reader import (
+    AZURE_COLUMNS,
+    UNREADABLE,
+    Lines,
+    TraceError,
+    has_lengths_alone,
+    read_trace,
+    why_unreadable,
+)
 from lab.traces.request import Request
 
-_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 _MOST_DIGITS = 20
 
 
@@ -38,7 +45,7 @@ def _is_csv(path: Path) -> bool:
         first = next(iter(Lines(path)), "")
     except UNREADABLE:  # read_trace says what is wrong with it
         return False
-    return first.lstrip("\ufeff").startswith(_COLUMNS[0])
+    return has_lengths_alone(first)
 
 
 def _azure(path: Path) -> Iterator[Request]:
@@ -48,9 +55,9 @@ def _azure(path: Path) -> Iterator[Request]:
             yield Request(
                 block_ids=array("q"),
                 block_tokens=1,
-                prompt_tokens=_count(_column(row, _COLUMNS[1])),
-                at_s=_moment(_column(row, _COLUMNS[0])),
-                output_tokens=_count(_column(row, _COLUMNS[2])),
+                prompt_tokens=_count(_column(row, AZURE_COLUMNS[1])),
+                at_s=_moment(_column(row, AZURE_COLUMNS[0])),
+                output_tokens=_count(_column(row, AZURE_COLUMNS[2])),
             )
     except (csv.Error, *UNREADABLE) as error:
         raise TraceError(f"{path}, line {lines.number}: {why_unreadable(error)}") from error

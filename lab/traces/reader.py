@@ -26,6 +26,7 @@ _AGENTIC_BLOCK_TOKENS = 64
 _SESSION_BLOCKS = 1 << 20
 """Ids of the agentic trace are local to a session; sessions are laid this far apart."""
 _FORMATS = "; taken are JSON lines with hash_ids (Mooncake) or runs (agentic), plain or gzipped"
+AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 _GZIP = b"\x1f\x8b"
 
 
@@ -48,6 +49,11 @@ def read_trace(path: Path) -> Iterator[Request]:
     lines = Lines(path)
     try:
         for line in lines:
+            if read is None and has_lengths_alone(line):
+                raise ValueError(
+                    "Azure's format has arrivals and lengths, and no blocks that policies could keep; kvgate plan, "
+                    "kvgate simulate and kvgate replay --target take it"
+                )
             said = _object(line)
             if read is None:
                 read = _reader_of(said)
@@ -84,6 +90,11 @@ class Lines:
                     return
                 if line.strip():
                     yield line
+
+
+def has_lengths_alone(line: str) -> bool:
+    """Whether a file's first line is that of Azure's format."""
+    return line.lstrip("\ufeff").startswith(AZURE_COLUMNS[0])
 
 
 def _object(line: str) -> Any:

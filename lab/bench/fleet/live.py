@@ -100,11 +100,11 @@ def slice_of(plan: LivePlan, study: Study) -> Slice:
 
 def conversations(requests: Sequence[Request], every: int) -> Iterator[Request]:
     """Yield those of every so-many-th conversation: of a session, or with the same first two blocks where the trace has
-    no sessions (all prompts of Mooncake's share the first).
+    no sessions (all prompts of Mooncake's share the first). Without blocks each request is one.
     """
-    places: dict[str | bytes, int] = {}
-    for each in requests:
-        name = each.session or array("q", each.block_ids[:2]).tobytes()
+    places: dict[str | bytes | int, int] = {}
+    for number, each in enumerate(requests):
+        name = each.session or array("q", each.block_ids[:2]).tobytes() or number
         if places.setdefault(name, len(places)) % every == 0:
             yield each
 

@@ -86,6 +86,7 @@ def tiers(plan: StudyPlan) -> Grid:
             "from_nvme_ratio",
             "of_ceiling_ratio",
             "shed_ratio",
+            "refused_ratio",
             "ttft_p50_of_hbm_alone",
             "ttft_p99_of_hbm_alone",
             "computed_of_hbm_alone",
@@ -104,6 +105,7 @@ def _tier_cells(outcome: FleetOutcome, alone: FleetOutcome) -> tuple[Cell, ...]:
         *(found.get(tier, 0) / prompt for tier in (CacheTier.HBM, CacheTier.DDR, CacheTier.NVME)),
         outcome.of_ceiling,
         outcome.shed_rate,
+        outcome.refused_rate,
         *(_ratio(outcome.ttft(share), alone.ttft(share)) for share in (0.5, 0.99)),
         _ratio(outcome.computed_tokens, alone.computed_tokens),
     )

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+from engines.sim.profile import FOLDER
 from kvgate.__main__ import build_app
 from kvgate.failure import CommandError
 from lab.plan.sizing import GIB, kinds
@@ -85,7 +86,57 @@ def test_every_kind_is_sized_and_what_an_instance_has_costs(trace: str) -> None:
         for policy in ("lru", "adaptive")
     }
     assert found["metrics"]["usd_per_hour"] == 1
-    assert {each["what"]: each["value"] for each in found["assumed"]}["of a GiB of DDR (--ddr-cost-per-gib)"] == 0.5
+    assumed = {each["what"]: each["value"] for each in found["assumed"]}
+    assert list(assumed) == ["load", "engines", "prices"]
+    assert assumed["load"].startswith("ttft_p99=30s,answered=0.99; 40 requests in 4 s")
+    assert "profile h100-7b: a 7B model" in assumed["engines"]
+    assert "0.5 a GiB of DDR (--ddr-cost-per-gib)" in assumed["prices"]
+
+
+def test_a_size_that_other_seeds_do_not_share_is_a_range(trace: str) -> None:
+    fleet = RUNNER.invoke(build_app(), ["simulate", trace, "--instances", "4", "--policy", "adaptive", "--json"])
+    edge_s = json.loads(fleet.stdout)["routers"][0]["ttft_p90_s"]
+    goal = ("--slo", f"ttft_p90={1.001 * edge_s}s", "--ddr", "0")
+    found = report(trace, *goal, "--seeds", "5")
+    count = found["metrics"]["instances_count"]
+    least, most = found["metrics"]["instances_least_count"], found["metrics"]["instances_most_count"]
+    assert least <= count <= most
+    assert least < most
+    tried = {row["instances"]: row for row in found["other seeds"]}
+    assert {count, count + 1} <= tried.keys()
+    assert tried[count]["seeds"] == 5
+    assert 0 < tried[count]["seeds_that_keep_the_goals"] < 5 or least < count
+    assert f"5 seeds of 10% jitter need {least} to " in found["smallest fleets"][0]["note"]
+    sure = report(trace, "--slo", "ttft_p90=300s", "--ddr", "0")
+    assert sure["smallest fleets"][0]["note"] == "3 seeds of 10% jitter need the same number"
+    assert "other seeds" not in report(trace, *goal, "--seeds", "0")
+
+
+def test_requests_that_no_engine_takes_and_preempted_answers_stand_in_the_table_with_a_note(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    long = {"timestamp": 0, "input_length": 512 * 300, "output_length": 9, "hash_ids": list(range(900, 1200))}
+    answers = [
+        {"timestamp": number, "input_length": 512, "output_length": 4000, "hash_ids": [number]} for number in range(4)
+    ]
+    trace.write_text("".join(json.dumps(line) + "\n" for line in (long, *answers)))
+    profile = tmp_path / "small.toml"
+    shipped = (FOLDER / "h100-7b.toml").read_text()
+    profile.write_text(shipped.replace("hbm_blocks = 14486", "hbm_blocks = 160"))
+    goal = ("--slo", "ttft_p50=300s", "--ddr", "0", "--max-instances", "1", "--seeds", "0", "--profile", str(profile))
+    (row,) = report(str(trace), *goal)["smallest fleets"]
+    assert (row["shed_ratio"], row["refused_ratio"]) == (0.0, 0.2)
+    assert row["preemptions"] > 0
+    assert row["note"].startswith("20.0% of the requests are longer than the profile allows: refused, and in no goal; ")
+    assert row["note"].endswith("answers were preempted for lack of blocks, and paused")
+
+
+def test_a_trace_of_lengths_alone_is_planned(tmp_path: Path) -> None:
+    trace = tmp_path / "azure.csv"
+    rows = [f"2023-11-16 18:15:{second:02},{900 + second},40" for second in range(30)]
+    trace.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]))
+    found = report(str(trace), "--slo", "ttft_p99=2s", "--ddr", "0")
+    assert found["metrics"]["instances_count"] == 1
+    assert "lengths alone" in found["not_run"]["hit_ratio"]
 
 
 def test_what_is_to_be_run_runs(trace: str) -> None:

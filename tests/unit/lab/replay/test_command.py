@@ -54,6 +54,14 @@ def test_json_is_one_object_with_a_row_for_each_policy_and_capacity(trace: Path)
     assert "6/6" in result.stderr
 
 
+def test_a_trace_without_blocks_is_refused_with_the_commands_that_take_it(tmp_path: Path) -> None:
+    trace = tmp_path / "azure.csv"
+    trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.68,374,44\n")
+    for order in ("file", "time"):
+        with pytest.raises(CommandError, match="no blocks that policies could keep; kvgate plan, kvgate simulate"):
+            run(trace, "--policy", "lru", "--order", order)
+
+
 def test_several_processes_find_what_one_does(trace: Path) -> None:
     wanted = ("--policy", "lru,arc,min", "--capacity", "2,4", "--json")
     assert run(trace, *wanted, "--jobs", "2").stdout == run(trace, *wanted).stdout

@@ -174,12 +174,25 @@ def test_where_nobody_is_served_there_is_no_time_to_the_first_token(tmp_path: Pa
     said = RUNNER.invoke(build_app(), ["simulate", str(trace), "--json"])
     (row,) = json.loads(said.stdout)["routers"]
     assert {row[name] for name in row if name.startswith(("ttft", "itl"))} == {None}
-    assert row["shed_ratio"] == 1.0
+    assert (row["shed_ratio"], row["refused_ratio"]) == (0.0, 1.0)
     said = RUNNER.invoke(build_app(), ["simulate", str(trace), "--markdown"])
     assert "| cost_aware | - | - | - | - | - |" in said.stdout
     said = RUNNER.invoke(build_app(), ["plan", str(trace), "--slo", "itl=1s", "--ddr", "0", "--max-instances", "2"])
     assert said.exit_code == 1
     assert "no engine could take any of the requests" in " ".join(said.stderr.split())
+
+
+def test_a_trace_of_lengths_alone_is_simulated_without_hits(tmp_path: Path) -> None:
+    trace = tmp_path / "azure.csv"
+    rows = [f"2023-11-16 18:15:{second:02},{900 + second},40" for second in range(30)]
+    trace.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]))
+    said = RUNNER.invoke(build_app(), ["simulate", str(trace), "--instances", "2", "--ddr", "1", "--json"])
+    assert said.exit_code == 0, said.output
+    report = json.loads(said.stdout)
+    (row,) = report["routers"]
+    assert (row["hit_ratio"], row["refused_ratio"]) == (0.0, 0.0)
+    assert 0 < row["ttft_p50_s"] < 1
+    assert "lengths alone" in report["not_run"]["hit_ratio"]
 
 
 def test_prompts_of_no_tokens_and_gaps_of_years_are_simulated(tmp_path: Path) -> None:
@@ -198,6 +211,6 @@ def test_a_file_that_is_no_trace_is_said(tmp_path: Path) -> None:
     assert "neither hash_ids" in str(said.exception)
     (tmp_path / "azure.csv").write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n")
     said = RUNNER.invoke(build_app(), ["simulate", str(tmp_path / "azure.csv")])
-    assert "taken are JSON lines with hash_ids (Mooncake) or runs (agentic)" in str(said.exception)
+    assert "a workload of no requests" in str(said.exception)
     said = RUNNER.invoke(build_app(), ["bench", "fleet", "--traces", str(tmp_path)])
     assert "there is no trace" in str(said.exception)
