@@ -32,15 +32,23 @@ class Decoder:
         self._time = time
         self._counters = counters
         self._stream = stream
-        self._last_token_s = self._joined_s = 0.0
-        self._joined = 0
-        """Sequences whose first token came since the last decode step, the last of them at ``_joined_s``."""
+        self._last_step_s = 0.0
+        self._joined_s: dict[int, float] = {}
+        """When the latest token came of each sequence that joined after the last decode step, by its number."""
 
     def join(self, sequence: SimSequence, now_s: float) -> None:
         """Have a sequence, of which the first token has come now, decode from the next step on."""
-        self._joined += 1
-        self._joined_s = now_s
+        self._joined_s[sequence.number] = now_s
         self._batch.join(sequence)
+
+    def leave(self, sequence: SimSequence) -> None:
+        """Have a sequence decode no more, and note when its latest token came."""
+        self._batch.leave(sequence)
+        sequence.last_token_s = self._joined_s.pop(sequence.number, self._last_step_s)
+
+    def resumed(self, sequence: SimSequence, now_s: float) -> None:
+        """Count the pause of a sequence that was preempted and has its next token now."""
+        self.gaps.add(now_s - sequence.last_token_s, 1)
 
     def begin(self, now_s: float, *, pace: float, until_s: float, single: bool) -> Span:
         """Begin a span. It ends with the step that runs at ``until_s``; ``single``: with its first one."""
@@ -69,10 +77,13 @@ class Decoder:
         counters.steps += steps
         counters.generated_tokens += steps * sequences
         each_s = (end_s - work.start_s) / steps
-        self.gaps.add(each_s + work.start_s - self._joined_s, self._joined)
-        self.gaps.add(each_s + work.start_s - self._last_token_s, sequences - self._joined)
+        first_s = work.start_s + each_s
+        for joined_s in self._joined_s.values():
+            self.gaps.add(first_s - joined_s, 1)
+        self.gaps.add(first_s - self._last_step_s, sequences - len(self._joined_s))
         self.gaps.add(each_s, sequences * (steps - 1))
-        self._last_token_s, self._joined = end_s, 0
+        self._last_step_s = end_s
+        self._joined_s.clear()
         self._batch.step(steps)
         if self._stream:
             for sequence in self._batch.sequences:

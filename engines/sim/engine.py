@@ -239,7 +239,7 @@ class SimEngine:
         leaving, self._leaving = self._leaving, []
         for sequence in leaving:
             if sequence.phase is Phase.RUNNING:
-                self._running.leave(sequence)
+                self._decoder.leave(sequence)
             elif sequence.phase is Phase.WAITING:  # it was preempted meanwhile
                 self.queue.left(sequence)
             else:
@@ -328,6 +328,8 @@ class SimEngine:
             counters.generated_tokens += 1
             if sequence.first_token_s is None:
                 sequence.first_token_s = now_s
+            else:
+                self._decoder.resumed(sequence, now_s)
             self._listener.produced(sequence, 1, now_s)
             if sequence.generated >= sequence.request.output_tokens:
                 self._end(sequence, now_s)
@@ -371,7 +373,7 @@ class SimEngine:
 
     def _preempt(self, sequence: SimSequence, now_s: float) -> None:
         """Send a sequence back to the head of the line; what it computed stays in the cache for as long as it may."""
-        self._running.leave(sequence)
+        self._decoder.leave(sequence)
         self.blocks.attach(
             sequence, min(sequence.computed // self._shape.block_tokens, len(sequence.request.chain.keys))
         )

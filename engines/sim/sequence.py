@@ -42,6 +42,7 @@ class SimSequence:
     ``computed`` tokens are in KV; ``attached`` blocks of its path are cached and held by it, ``own`` slots follow on
     them. ``target`` tokens are to be computed before the next one comes: the prompt, or after a preemption prompt and
     answer so far. ``joined_at`` and ``context`` say at which decode step it joined, with how many tokens in KV.
+    ``last_token_s`` is when the latest token of one came that was preempted.
     """
 
     request: SimRequest
@@ -58,6 +59,7 @@ class SimSequence:
     cached_tokens: int = 0
     cached_by_tier: dict[CacheTier, int] = field(default_factory=dict)
     preempted: int = 0
+    last_token_s: float = 0.0
     first_token_s: float | None = None
     ended_s: float | None = None
 

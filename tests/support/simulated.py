@@ -80,16 +80,17 @@ def request(
 
 
 class Listening:
-    """Writes down what a listener hears."""
+    """Writes down what a listener hears; ``moments`` are those of each token where an engine streams."""
 
     def __init__(self) -> None:
         self.tokens: dict[str, int] = {}
+        self.moments: dict[str, list[float]] = {}
         self.over: list[SimSequence] = []
 
     def produced(self, sequence: SimSequence, tokens: int, now_s: float) -> None:
-        del now_s
         name = sequence.request.request_id
         self.tokens[name] = self.tokens.get(name, 0) + tokens
+        self.moments.setdefault(name, []).append(now_s)
 
     def ended(self, sequence: SimSequence, now_s: float) -> None:
         assert sequence.ended_s == now_s

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 from random import Random
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engines.sim.behaviour import Behaviour
+from engines.sim.gaps import GapHistogram
 from engines.sim.room import DoesNotFitError
 from engines.sim.sequence import Phase, SimRequest, SimSequence
 from kvcontrol.core.blocks import CacheTier
@@ -133,6 +135,45 @@ def test_one_that_needs_a_block_when_there_is_none_makes_way_and_still_gets_all_
     assert tight.counters.preemptions > 0
     assert heard.tokens == dict.fromkeys("012", 40)
     assert heard.over[0].request.request_id == "0"
+
+
+def pauses(heard: Listening) -> GapHistogram:
+    """The pauses of answers as their clients see them."""
+    seen = GapHistogram()
+    for moments in heard.moments.values():
+        for before, after in pairwise(moments):
+            seen.add(after - before, 1)
+    return seen
+
+
+def test_the_pause_of_an_answer_that_made_way_counts() -> None:
+    heard = Listening()
+    tight = engine(heard, hbm_blocks=16, stream=True)
+    run(tight, [(0.0, request(str(number), [], more=4, output=40)) for number in range(3)])
+    assert tight.counters.preemptions > 0
+    longest_s = max(after - before for moments in heard.moments.values() for before, after in pairwise(moments))
+    assert longest_s > 0.5
+    assert tight.gaps.quantile_s(1.0) == pytest.approx(longest_s, rel=0.06)
+    assert tight.gaps.counts == pauses(heard).counts
+
+
+@given(ARRIVALS, st.integers(16, 40), st.lists(st.floats(0, 4), max_size=5))
+@settings(max_examples=examples(80), deadline=None)
+def test_pauses_are_those_that_clients_see(
+    arrivals: list[tuple[float, list[int], int, int]], blocks: int, cancels: list[float]
+) -> None:
+    heard = Listening()
+    tight = engine(heard, hbm_blocks=blocks, stream=True)
+    events: list[tuple[float, SimRequest | None]] = [*requests(arrivals), *((at_s, None) for at_s in cancels)]
+    sequences: list[SimSequence] = []
+    for at_s, each in sorted(events, key=lambda event: event[0]):
+        if each is not None:
+            if each.prompt_tokens + each.output_tokens <= blocks * BLOCK:
+                sequences.append(tight.submit(each, at_s))
+        elif sequences:
+            tight.cancel(sequences[int(at_s * 1000) % len(sequences)], at_s)
+    finish(tight)
+    assert tight.gaps.counts == pauses(heard).counts
 
 
 def test_what_waits_for_a_place_starts_when_there_is_one() -> None:
