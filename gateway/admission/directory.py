@@ -14,6 +14,7 @@ from gateway.problems import ProblemKind, Problems
 from gateway.state.bodies import CURRENT_PRESET, DEFAULT_QUOTA, KeyBody, PolicyBody, PresetBody, QuotaBody, TenantBody
 from gateway.state.documents import Document, Kind, Revision
 from gateway.state.fleet_bodies import ROUTING_NAME, InstanceBody, PinBody, RoutingBody
+from gateway.state.revocation import is_revoked
 from gateway.state.shared_clock import MOST_SKEW_S, SharedClock
 from gateway.state.store import Store, StoreUnavailableError
 from gateway.state.stored import DocumentReader, UnreadableDocumentError, read, read_in_part
@@ -109,6 +110,8 @@ class DirectoryReader:
 
 
 def _key(document: Document) -> tuple[bytes, KnownKey | None]:
+    if is_revoked(document):  # its other fields have no effect, so it is no problem if they can't be read
+        return b"", None
     return _known(read(KeyBody, document))
 
 

@@ -14,7 +14,8 @@ from gateway.api.admin.views import KeyList, KeyView, NewKeyBody, NewKeyView, ke
 from gateway.errors import NotFoundError
 from gateway.state import ABSENT, Kind, Put, make_key
 from gateway.state.bodies import NAME_PATTERN, KeyBody
-from gateway.state.stored import field, patched, readable, written
+from gateway.state.revocation import revoked
+from gateway.state.stored import field, readable, written
 from gateway.types import TenantId
 
 KeyId = Annotated[str, Path(pattern=r"^[0-9a-f]{12}$", description="A key's id, not the key.")]
@@ -86,11 +87,10 @@ def _add_revoke(router: APIRouter, changes: Changes, clock: Callable[[], float])
             present = await store.document(Kind.KEY, key_id)
             if present is None:
                 raise _no_key(key_id)
-            revoked = field(present, "revoked_at_s") is not None
             put = Put(
                 kind=Kind.KEY,
                 name=key_id,
-                body=present.body if revoked else patched(present, revoked_at_s=clock()),
+                body=revoked(present, clock()),
                 expected=mutation.expected_as_read(present),
             )
             return await changes.apply(

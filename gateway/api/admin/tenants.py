@@ -12,7 +12,8 @@ from gateway.api.admin.views import TenantList, TenantView, tenant_view
 from gateway.errors import NotFoundError
 from gateway.state import Change, Delete, Kind, Put
 from gateway.state.bodies import NAME_PATTERN, TenantBody
-from gateway.state.stored import field, patched, readable
+from gateway.state.revocation import is_revoked, revoked
+from gateway.state.stored import field, readable
 
 TenantName = Annotated[str, Path(pattern=NAME_PATTERN, description="A tenant's name.")]
 
@@ -70,16 +71,16 @@ def _add_delete(router: APIRouter, changes: Changes, clock: Callable[[], float])
                 for each in await store.documents(Kind.PIN)
                 if field(each, "tenant") == name
             ]
-            revoked = []
+            keys = []
             for document in await store.documents(Kind.KEY):
-                if field(document, "tenant") == name and field(document, "revoked_at_s") is None:
-                    body = patched(document, revoked_at_s=clock())
+                if field(document, "tenant") == name and not is_revoked(document):
+                    body = revoked(document, clock())
                     gone.append(Put(kind=Kind.KEY, name=document.name, body=body, expected=document.version))
-                    revoked.append(document.name)
+                    keys.append(document.name)
             return await changes.apply(
                 gone,
                 mutation=mutation,
-                action=mutation.action("delete", f"tenants/{name}", {"revoked_keys": revoked}),
+                action=mutation.action("delete", f"tenants/{name}", {"revoked_keys": keys}),
                 status=204,
                 shown=lambda _: None,
             )

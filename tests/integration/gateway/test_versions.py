@@ -166,9 +166,41 @@ async def test_a_document_that_can_not_be_read_fails_alone_and_is_named(tmp_path
         assert await status_with(fleet.gateway, keys["acme"]["key"]) == 401
 
         async def fewer() -> bool:
-            return await fleet.gateway.metric('kvgate_problems{kind="document"}') == 7
+            return await fleet.gateway.metric('kvgate_problems{kind="document"}') == 6
 
         await eventually(fewer)
+
+
+UNREADABLE_KEYS = {
+    "1" * 12: {"tenant": "acme", "digest": 7, "new": 1},
+    "2" * 12: {"tenant": "acme", "digest": digest("two"), "note": "n" * 600},
+    "3" * 12: {"tenant": "acme", "digest": digest("three"), "expires_at_s": {"idle_s": 60}},
+    "4" * 12: {"tenant": "acme", "digest": digest("four"), "revoked_at_s": {"by": "an operator"}},
+    "5" * 12: "no JSON object",
+}
+
+
+@pytest.mark.parametrize("with_tenant", [True, False])
+async def test_a_key_that_can_not_be_read_is_no_problem_once_it_is_revoked(
+    tmp_path: Path, *, with_tenant: bool
+) -> None:
+    await put(tmp_path, Kind.TENANT, "acme")
+    for name, body in UNREADABLE_KEYS.items():
+        await put_text(tmp_path, Kind.KEY, name, json.dumps(body))
+    async with running_fleet(tmp_path, **SETTINGS) as fleet:
+        admin = Admin(fleet.gateway)
+        left = {each["subject"] for each in (await admin.ok("GET", "/status"))["problems"]}
+        assert left == {f"key/{name}" for name in UNREADABLE_KEYS}
+        if with_tenant:
+            assert (await admin.call("DELETE", "/tenants/acme"))[0] == 204
+            left = {"key/555555555555"}  # it has no tenant
+        else:
+            for name in UNREADABLE_KEYS:
+                assert (await admin.ok("DELETE", f"/keys/{name}"))["revoked_at_s"] is not None
+            left = set()
+        assert {each["subject"] for each in (await admin.ok("GET", "/status"))["problems"]} == left
+        assert await status_with(fleet.gateway, "two") == 401
+    assert stored(tmp_path, Kind.KEY, "1" * 12).keys() == {"tenant", "digest", "new", "revoked_at_s"}
 
 
 async def test_a_preset_that_this_version_does_not_know_is_a_problem_until_another_one_is_applied(
@@ -203,7 +235,7 @@ async def test_the_other_fields_of_a_document_hold_from_the_start_where_one_can_
         assert [await status_with(gateway, key) for key in ("umbra", "old", "bounded")] == [403, 401, 401]
         assert await answered_by(gateway, "acme") == "b"
         assert await status_with(gateway, "acme") == 429
-        assert await gateway.metric('kvgate_problems{kind="document"}') == 8
+        assert await gateway.metric('kvgate_problems{kind="document"}') == 7  # not the revoked key
 
 
 async def _changes_go_on(admin: Admin, keys: dict[str, Any]) -> None:
