@@ -5,6 +5,7 @@ WAL with full syncs: a reader never waits for a writer, and what was answered as
 The file must stay the one that was opened (``sqlite_file.py``): the store can't be used otherwise until a restart.
 """
 
+import logging
 import os
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +21,7 @@ from gateway.state.sql import CALL_LIMIT_S, SqlStore
 from gateway.state.sqlite_file import FileReplacedError, SqliteFile
 
 FILE_NAME = "kvgate.sqlite3"
+_log = logging.getLogger(__name__)
 _OLDEST = (3, 35, 0)
 _ROOM_BYTES = 1 << 20
 """With less, SQLite may have no room for its log or for the index of that."""
@@ -30,22 +32,29 @@ class DiskFullError(Exception):
 
 
 class SqliteDatabase:
-    """One connection to a file; a writer waits up to ``busy_s`` for another process's."""
+    """One connection to a file; a writer waits up to ``busy_s`` for another process's.
+
+    The last connection that is closed moves the log into the file, unless it is read-only. So a read-only connection,
+    which holds SQLite's shared lock, is closed last where the file was replaced.
+    """
 
     def __init__(self, file: SqliteFile, *, busy_s: float = CALL_LIMIT_S, clock: Callable[[], float] = time) -> None:
         self._file = file
         self._clock = clock
         with _full_disk_named(file.path.parent):
             self.check()
-            self._connection = sqlite3.connect(
-                f"{file.path.absolute().as_uri()}?mode=rw", uri=True, timeout=busy_s, isolation_level=None
-            )
+            uri = file.path.absolute().as_uri()
+            self._connection = sqlite3.connect(f"{uri}?mode=rw", uri=True, timeout=busy_s, isolation_level=None)
+            self._reader = sqlite3.connect(f"{uri}?mode=ro", uri=True, isolation_level=None)
             try:
                 self.check()
                 self.execute("PRAGMA journal_mode = WAL")
                 self.execute("PRAGMA synchronous = FULL")
                 self._connection.create_function("kvgate_clock", 0, clock)
+                self._reader.execute("SELECT 1 FROM sqlite_master").fetchall()
+                self._log = file.log
             except BaseException:
+                self._reader.close()
                 self._connection.close()
                 raise
 
@@ -88,7 +97,21 @@ class SqliteDatabase:
         self._connection.interrupt()
 
     def close(self) -> None:
-        self._connection.close()
+        """Move the log into the file where that is the store, and close the connection."""
+        connections = [self._reader, self._connection]
+        log = None
+        try:
+            self._file.check()
+        except FileReplacedError as error:
+            _log.warning("the log of the store is not moved into another file: %s", error)
+            connections.reverse()
+            log = self._log
+        except (sqlite3.Error, OSError) as error:
+            _log.warning("%s: it is unknown whether this is the store; its log stays: %s", self._file.path, error)
+            connections.reverse()
+        for each in connections:
+            each.close()
+        self._file.set_aside(log)
 
 
 @contextmanager

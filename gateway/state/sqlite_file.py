@@ -1,17 +1,21 @@
 """Notices when the file of a SQLite store is no longer the one that was opened.
 
-Where another file is at its path, what is written would go into a file that nobody finds any more, and SQLite would mix
-up the logs of both. A file that is overwritten in place (``cp``) keeps its inode. So after each change of the file its
-content is compared: the store, read with its log, must have the newest entry of the last comparison, or newer ones.
+Where another file is at its path, changes would go into a file without a name, and SQLite would mix up the logs of
+both. A file that is overwritten in place (``cp``) keeps its inode. So each change of the file must have two properties:
 
-SQLite changes the file only when it moves its log there. A full disk or a kill may stop it half-way: then the file
-alone is of no use, but nothing is lost, and SQLite moves the same pages again later.
+- SQLite made it. SQLite changes the file only when it moves its log there (a checkpoint), and the index of the log
+  (``-shm``, https://www.sqlite.org/walformat.html) records each checkpoint before it begins and after it ends.
+- It continues the content: the store, read with its log, has the newest entry of the last comparison, or newer ones.
+
+A full disk or a kill may stop a checkpoint half-way: then the file alone is of no use, but nothing is lost, and SQLite
+moves the same pages again later. A copy that equals the file byte by byte is not noticed.
 """
 
 import sqlite3
-from contextlib import closing
+import struct
+from contextlib import closing, suppress
 from pathlib import Path
-from time import sleep
+from time import sleep, time_ns
 from typing import Final, NamedTuple
 
 _ATTEMPTS: Final = 20
@@ -19,15 +23,26 @@ _PAUSE_S: Final = 0.05
 """While SQLite moves a page of its log into the file, that page may be half old and half new."""
 
 _BUSY_S: Final = 1.0
-_NO_STORE: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
-"""What SQLite answers for content that is no database; a full disk or a busy file is another answer."""
+_NOT_A_STORE: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
+"""Errors of SQLite for content that is no database; a full disk or a busy file has another error."""
 
 _HALF_MOVED: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_ERROR})
-"""What SQLite may answer for a file without the log that was moved there half-way."""
+"""Errors that SQLite may raise for a file without its log after half a checkpoint."""
+
+_HEADER_BYTES: Final = 100
+_INDEX: Final = struct.Struct("=32x8s56xI28xI4x")
+"""Salt of the log, frames that were moved, and frames that SQLite has begun to move."""
 
 
 class FileReplacedError(Exception):
     """Another file, another content, or none is where the store was."""
+
+
+class LogFile(NamedTuple):
+    """Identity of the file of a log."""
+
+    device: int
+    inode: int
 
 
 class _State(NamedTuple):
@@ -35,6 +50,26 @@ class _State(NamedTuple):
 
     size_bytes: int
     modified_ns: int
+
+
+class _Log(NamedTuple):
+    """How far SQLite has moved its log into the file: changes before and after each checkpoint."""
+
+    salt: bytes
+    moved_frames: int
+    begun_frames: int
+
+    @property
+    def is_moving(self) -> bool:
+        """Whether a checkpoint runs, or stopped half-way."""
+        return self.moved_frames != self.begun_frames
+
+
+class _Moved(NamedTuple):
+    """What was read of the file without its log."""
+
+    header: bytes
+    revision: int
 
 
 class _Content(NamedTuple):
@@ -53,26 +88,49 @@ class SqliteFile:
         found = path.stat()
         self._identity = (found.st_dev, found.st_ino)
         self._state: _State | None = None
+        self._log: _Log | None = None
         self._overwritten = False
         self._content = _Content()
-        self._moved_revision = -1
+        self._moved = _Moved(b"", -1)
 
     def check(self) -> None:
         """Raise ``FileReplacedError`` unless it is still the file that was opened, SQLite's error where that can't be
         known.
         """
-        state = self._state_now()
-        if not self._overwritten:
-            if state == self._state:
+        for _ in range(_ATTEMPTS):
+            log = self._log_now()  # before the state: then a checkpoint between both is seen at the next call
+            state = self._state_now()
+            if self._overwritten:
+                break
+            if state == self._state or self._continues(state):
+                self._state, self._log = state, log
                 return
-            for _ in range(_ATTEMPTS):
-                if self._goes_on(state):
-                    self._state = state
-                    return
-                sleep(_PAUSE_S)
-                state = self._state_now()
-            self._overwritten = True  # for good: SQLite mixes its log into that file when the connection is closed
+            sleep(_PAUSE_S)
+        self._overwritten = True  # for good, whatever the content is later
         raise self._error("overwritten")
+
+    @property
+    def log(self) -> LogFile | None:
+        """The file of the log, None where there is none."""
+        try:
+            found = self._beside("-wal").stat()
+        except FileNotFoundError:
+            return None
+        return LogFile(found.st_dev, found.st_ino)
+
+    def set_aside(self, log: LogFile | None) -> None:
+        """Rename a log if it is still there, as its file was replaced: SQLite would read the log into the new file.
+        The renamed log keeps its changes.
+        """
+        if log is None or log != self.log:
+            return
+        stamp = time_ns()
+        for each in (self._beside("-wal"), self._beside("-shm")):
+            with suppress(FileNotFoundError):  # another process of this folder does the same
+                each.rename(each.with_name(f"{each.name}.replaced-{stamp}"))
+
+    def _beside(self, suffix: str) -> Path:
+        return self.path.with_name(self.path.name + suffix)
 
     def _state_now(self) -> _State:
         try:
@@ -83,13 +141,25 @@ class SqliteFile:
             raise self._error("replaced or removed")
         return _State(found.st_size, found.st_mtime_ns)
 
-    def _goes_on(self, state: _State) -> bool:
-        """Return whether the store equals the remembered content or continues it; if so, remember the new content."""
+    def _log_now(self) -> _Log | None:
+        """Return how far the log was moved; None where no connection has a log."""
+        try:
+            with self._beside("-shm").open("rb") as index:
+                return _Log(*_INDEX.unpack(index.read(_INDEX.size)))
+        except (FileNotFoundError, struct.error):
+            return None
+
+    def _continues(self, state: _State) -> bool:
+        """Return whether SQLite changed the file, and the store continues the remembered content; if so, remember the
+        new content.
+        """
         if not state.size_bytes:
             return not (self._state and self._state.size_bytes)
         try:
-            moved_revision = self._moved()
-            if moved_revision is None:
+            moved = self._read_without_log()
+            if moved is None or moved.revision < self._moved.revision:
+                return False
+            if moved != self._moved and self._is_foreign():
                 return False
             with closing(self._opened("mode=ro")) as store:
                 store.execute("BEGIN")
@@ -97,31 +167,36 @@ class SqliteFile:
                 if self._content not in {_Content(), content} and not _follows(store, self._content):
                     return False
         except sqlite3.Error as error:
-            if error.sqlite_errorcode & 0xFF not in _NO_STORE:
+            if error.sqlite_errorcode & 0xFF not in _NOT_A_STORE:
                 raise
-            return self._state is None  # at the start SQLite says better what is wrong
-        self._content, self._moved_revision = content, moved_revision
+            return self._state is None  # at the start SQLite has a better message
+        self._content, self._moved = content, moved
         return True
 
-    def _moved(self) -> int | None:
-        """Return the newest revision that was moved from the log into the file, none where the file contradicts what it
-        was.
+    def _is_foreign(self) -> bool:
+        """Return whether no checkpoint explains a change since the last comparison."""
+        log = self._log_now()
+        return log is not None and log == self._log and not log.is_moving
 
-        A log that was moved half-way leaves pages of two times, so only two facts count: the revision, in one page that
-        never moves, never falls, and an entry of the audit log never gets another time.
+    def _read_without_log(self) -> _Moved | None:
+        """Return the header of the file and the newest revision in it; None where its audit log is another one.
+
+        Half a checkpoint leaves pages of two times, so only two facts count: the revision, whose page is always the
+        same one, never decreases; and an entry of the audit log keeps its time.
         """
+        with self.path.open("rb") as file:
+            header = file.read(_HEADER_BYTES)
         try:
-            with closing(self._opened("immutable=1")) as file:
-                file.execute("PRAGMA writable_schema = ON")  # the file may be shorter than its first page says
-                revision = _revision(file)
-                if revision < self._moved_revision:
-                    return None
-                at_s = _entry_at_s(file, self._content.entry) if revision >= 0 else None
-                return None if isinstance(at_s, float) and at_s != self._content.entry_at_s else revision
+            with closing(self._opened("immutable=1")) as store:
+                store.execute("PRAGMA writable_schema = ON")  # the file may be shorter than its header promises
+                revision = _revision(store)
+                at_s = _entry_at_s(store, self._content.entry) if revision >= 0 else None
         except sqlite3.DatabaseError as error:
             if error.sqlite_errorcode & 0xFF not in _HALF_MOVED:
                 raise
-            return self._moved_revision
+            return _Moved(header, self._moved.revision)
+        is_another = isinstance(at_s, float) and at_s != self._content.entry_at_s
+        return None if is_another else _Moved(header, revision)
 
     def _opened(self, mode: str) -> sqlite3.Connection:
         uri = f"{self.path.absolute().as_uri()}?{mode}"
@@ -130,8 +205,8 @@ class SqliteFile:
     def _error(self, how: str) -> FileReplacedError:
         name = self.path.name
         return FileReplacedError(
-            f"{self.path} was {how} while it was in use: stop all gateways of this folder, move {name}, {name}-wal and "
-            f"{name}-shm together to another folder and keep them, copy the backup to {name}, and start the gateways"
+            f"{self.path} was {how} while it was in use: stop all gateways of this folder, move all files {name}* "
+            f"together to another folder and keep them, copy the backup to {name}, and start the gateways"
         )
 
 

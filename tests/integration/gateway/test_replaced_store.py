@@ -142,9 +142,16 @@ def pages_of_the_log(log: Path) -> tuple[int, dict[int, bytes]]:
 
 
 def move_half_way(path: Path, count: int) -> None:
-    """Leave what SQLite leaves when it is killed while it moves its log into the file: pages in ascending order."""
+    """Leave what SQLite leaves when it is killed while it moves its log into the file: the number of frames to move in
+    the index of the log, and pages in ascending order.
+    """
     size, pages = pages_of_the_log(path.with_name(f"{path.name}-wal"))
     assert len(pages) > count
+    with path.with_name(f"{path.name}-shm").open("r+b") as index:
+        index.seek(16)
+        frames = index.read(4)
+        index.seek(128)
+        index.write(frames)
     with path.open("r+b") as file:
         for number in sorted(pages)[:count]:
             file.seek((number - 1) * size)
@@ -165,6 +172,64 @@ async def test_a_file_into_which_the_log_was_moved_half_way_is_the_same(tmp_path
         await admin.ok("PUT", "/tenants/after", {})
         assert len((await admin.ok("GET", "/tenants"))["data"]) == 21
         assert (await admin.ok("GET", "/status"))["problems"] == []
+
+
+async def test_an_earlier_backup_over_the_file_is_noticed_though_all_later_changes_are_in_the_log(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "state" / FILE_NAME
+    async with running_fleet(path.parent, **SETTINGS) as fleet:
+        admin = Admin(fleet.gateway)
+        await admin.ok("PUT", "/tenants/acme", {})
+        checkpointed(path)
+        await admin.ok("PUT", "/tenants/saved", {})
+        backup(path.parent, tmp_path / "copy")
+        await admin.ok("PUT", "/tenants/later", {})
+        shutil.copyfile(tmp_path / "copy", path)
+        await refused_as_overwritten(admin)
+
+
+async def test_a_file_that_only_got_another_time_is_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "state" / FILE_NAME
+    async with running_fleet(path.parent, **SETTINGS) as fleet:
+        admin = Admin(fleet.gateway)
+        for number in range(4):
+            await admin.ok("PUT", f"/tenants/t{number}", {})
+            path.touch()
+        assert len((await admin.ok("GET", "/tenants"))["data"]) == 4
+        assert (await admin.ok("GET", "/status"))["problems"] == []
+
+
+@pytest.mark.parametrize("noticed", ["by a change", "at the stop"])
+@pytest.mark.parametrize("by", ["copy", "rename", *OVERWRITTEN_BY[1:]])
+async def test_the_log_of_a_replaced_file_is_kept_and_does_not_get_into_the_new_one(
+    tmp_path: Path, by: str, noticed: str
+) -> None:
+    path = tmp_path / "state" / FILE_NAME
+    async with running_fleet(path.parent, **SETTINGS) as fleet:
+        admin = Admin(fleet.gateway)
+        await admin.ok("PUT", "/tenants/acme", {})
+        checkpointed(path)
+        backup(path.parent, tmp_path / "copy")
+        await admin.ok("PUT", "/tenants/later", {})
+        log = path.with_name(f"{FILE_NAME}-wal").read_bytes()
+        if by == "copy":
+            shutil.copyfile(tmp_path / "copy", path)
+        elif by == "rename":
+            (tmp_path / "copy").replace(path)
+        else:
+            overwrite(path, by, tmp_path / "copy")
+        content = path.read_bytes()
+        if noticed == "by a change":
+            assert (await admin.call("PUT", "/tenants/other", {}))[0] == 503
+    assert path.read_bytes() == content
+    [kept] = path.parent.glob(f"{FILE_NAME}-wal*")
+    assert kept.name.startswith(f"{FILE_NAME}-wal.replaced-")
+    assert kept.read_bytes() == log
+    if by in {"copy", "rename"}:  # the backup holds from the next start on
+        async with running_fleet(path.parent, **SETTINGS) as fleet:
+            found = await Admin(fleet.gateway).ok("GET", "/tenants")
+            assert [each["id"] for each in found["data"]] == ["acme"]
 
 
 def fill(disk: Path) -> Path:
@@ -204,6 +269,29 @@ async def test_a_store_on_a_disk_that_was_full_takes_changes_again_without_a_res
             await admin.ok("PUT", "/tenants/after", {})
             assert {each["id"] for each in (await admin.ok("GET", "/tenants"))["data"]} == {*made, "after"}
             assert await status_with(fleet.gateway, key) == 200
+
+
+async def test_a_key_whose_revocation_a_full_disk_refused_is_accepted_until_a_revocation_succeeds(
+    tmp_path: Path,
+) -> None:
+    with small_disk(tmp_path / "disk", size_bytes=2 << 20) as disk:
+        async with running_fleet(disk / "state", **SETTINGS) as fleet:
+            admin = Admin(fleet.gateway)
+            await admin.ok("PUT", "/tenants/acme", {})
+            keys = [await admin.ok("POST", "/keys", {"tenant": "acme"}) for _ in range(8)]
+            refused = []
+            for each in keys:
+                other = fill(disk)
+                status, _, said = await admin.call("DELETE", f"/keys/{each['id']}")
+                if status == 503:
+                    assert said["error"]["code"] == "store_unavailable"
+                    refused.append(each)
+                assert await status_with(fleet.gateway, each["key"]) == (200 if status == 503 else 401)
+            assert refused
+            other.unlink()
+            for each in refused:
+                await admin.ok("DELETE", f"/keys/{each['id']}")
+                assert await status_with(fleet.gateway, each["key"]) == 401
 
 
 async def test_a_file_into_which_other_processes_move_the_log_is_the_same(tmp_path: Path) -> None:
