@@ -27,7 +27,8 @@ class TargetError(RuntimeError):
 class Reply:
     """What one request came to. ``error`` is "" for a whole answer; ``shed`` is a refusal with 429 or 503.
 
-    ``gaps_ms`` are the pauses between pieces of text.
+    ``ttft_ms`` runs to the first event with a choice, with text or without; ``gaps_ms`` are the pauses between such
+    events, but for one that only ends the answer.
     """
 
     total_ms: float = 0.0
@@ -106,13 +107,14 @@ class Client:
                 reading.settle()
             else:
                 reply.shed = response.status in _SHED
+                reply.error = str(response.status)  # stays where the body breaks off
                 reply.error = f"{response.status} {_code(response.read())}".rstrip()
         except TimeoutError:
-            reply.error = "timeout"
+            reply.error = reply.error or "timeout"
         except (OSError, http.client.HTTPException) as error:
-            reply.error = f"connection lost: {type(error).__name__}"
+            reply.error = reply.error or f"connection lost: {type(error).__name__}"
         except ValueError:
-            reply.error = "unreadable answer"
+            reply.error = reply.error or "unreadable answer"
         if reply.error:
             self.close()  # something of the answer may still be under way
         reply.total_ms = 1000 * (time.perf_counter() - began_s)
@@ -129,7 +131,8 @@ class _Reading:
         self._pieces: list[str] = []
         self._usage: Any = None
         self._done = False
-        self._last_s = self._spoke_s = began_s
+        self._events = 0
+        self._last_s = began_s
 
     def take(self, line: bytes, now_s: float) -> None:
         if now_s > self._until_s:
@@ -145,30 +148,32 @@ class _Reading:
         if not isinstance(event, dict):
             raise ValueError("an event is an object")  # noqa: TRY004 - one kind of error for one kind of answer
         if event.get("error"):
-            self._reply.error = f"error in the stream {_code(data)}".rstrip()
+            self._reply.error = self._reply.error or f"error in the stream {_code(data)}".rstrip()
         self._usage = event.get("usage") or self._usage
         choices = event.get("choices")
         for choice in choices if isinstance(choices, list) else ():
-            self._spoke_s = now_s
-            match choice:
-                case {"delta": {"content": str(text)}} if text:
-                    self._text(text, now_s)
-                case {"delta": {"reasoning_content": str(text)}} if text:
-                    self._text(text, now_s)
+            self._choice(choice, now_s)
 
-    def _text(self, text: str, now_s: float) -> None:
-        if self._pieces:
+    def _choice(self, choice: Any, now_s: float) -> None:
+        text = ""
+        match choice:
+            case {"delta": {"content": str(said)}} if said:
+                text = said
+            case {"delta": {"reasoning_content": str(said)}} if said:
+                text = said
+        if self._events and not text and isinstance(choice, dict) and choice.get("finish_reason") is not None:
+            return  # it only ends the answer
+        if self._events:
             self._reply.gaps_ms.append(1000 * (now_s - self._last_s))
         else:
             self._reply.ttft_ms = 1000 * (now_s - self._began_s)
+        self._events += 1
         self._pieces.append(text)
         self._last_s = now_s
 
     def settle(self) -> None:
         reply = self._reply
         reply.text = "".join(self._pieces)
-        if not self._pieces:  # its tokens have no text: half a character, or special ones
-            reply.ttft_ms = 1000 * (self._spoke_s - self._began_s)
         if not reply.error and not self._done:
             reply.error = "stream cut off"
         elif not reply.error and not self._usage:

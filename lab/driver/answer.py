@@ -37,8 +37,9 @@ class Answer:
     """Filled while a request runs. Times are seconds since the run began, 0.0 where it never came that far.
 
     ``due_s`` is when it was to be sent, ``sent_s`` when it was: latencies count from the former, so that a driver or a
-    gateway that falls behind is seen in them. ``gaps_s`` are the pauses between chunks of text. ``why`` names the kind
-    of a failure, ``detail`` holds what the target sent of this one.
+    gateway that falls behind is seen in them. ``first_s`` and ``last_s`` are of token events: those with a choice, with
+    text or without, but for one that only ends the answer; ``gaps_s`` are the pauses between them. ``why`` names the
+    kind of a failure, ``detail`` holds what the target sent of this one.
     """
 
     number: int
@@ -51,6 +52,7 @@ class Answer:
     ending: Ending = Ending.INTERRUPTED
     why: str = ""
     detail: str = ""
+    asked_tokens: int = 0
     planned_tokens: int = 0
     reusable_tokens: int = 0
     prompt_tokens: int = 0
@@ -72,6 +74,21 @@ class Answer:
         return self.ended_s - self.due_s
 
     @property
-    def itl_s(self) -> float:
-        """Mean time between its tokens, 0.0 where there was only one."""
+    def events(self) -> int:
+        """How many token events came."""
+        return len(self.gaps_s) + 1 if self.first_s else 0
+
+    @property
+    def tpot_s(self) -> float:
+        """Mean time between its tokens by the usage, 0.0 where there was only one or all came at one moment."""
         return (self.last_s - self.first_s) / (self.completion_tokens - 1) if self.completion_tokens > 1 else 0.0
+
+    @property
+    def is_short(self) -> bool:
+        """Whether it has fewer tokens than were asked for."""
+        return self.completion_tokens < self.asked_tokens
+
+    @property
+    def came_at_once(self) -> bool:
+        """Whether all of its tokens, several, came at one moment: nothing is known of the time between them."""
+        return self.completion_tokens > 1 and self.last_s <= self.first_s

@@ -48,18 +48,19 @@ class Chats:
                 "stream_options": {"include_usage": True},
             }
         )
+        answer.asked_tokens = output_tokens
         answer.sent_s = self._clock()
         try:
             async with asyncio.timeout(self._target.timeout_s):
                 await self._streamed(body, answer, keep)
         except TimeoutError:
-            answer.ending, answer.why = Ending.FAILED, "timeout"
+            _fail(answer, "timeout")
         except aiohttp.ClientConnectorError:
-            answer.ending, answer.why = Ending.FAILED, "no connection"
+            _fail(answer, "no connection")
         except (aiohttp.ClientError, OSError):
-            answer.ending, answer.why = Ending.FAILED, "connection lost"
+            _fail(answer, "connection lost")
         except UNREADABLE:
-            answer.ending, answer.why = Ending.FAILED, "unreadable answer"
+            _fail(answer, "unreadable answer")
         finally:
             answer.ended_s = self._clock()
 
@@ -70,6 +71,7 @@ class Chats:
             answer.matched_tokens = header_tokens(headers.get("x-kvgate-matched-tokens", "0"))
             if response.status != _OK:
                 answer.ending = Ending.SHED if response.status in _SHED else Ending.FAILED
+                answer.why = str(response.status)
                 text = await response.read()
                 answer.why = f"{response.status} {_code(text)}".rstrip()
                 answer.detail = text[:_SHOWN_BYTES].decode(errors="replace")
@@ -88,8 +90,6 @@ class _Reading:
         self._keep = keep
         self._stream = StreamReader()
         self._usage: Any = None
-        self._failure = ""
-        self._spoke_s = 0.0
 
     def take(self, received: bytes, now_s: float) -> None:
         for event in self._stream.events(received):
@@ -98,22 +98,22 @@ class _Reading:
     def _event(self, event: StreamEvent, now_s: float) -> None:
         answer = self._answer
         if event.error is not None:
-            self._failure = f"error in the stream {_code_of(event.error)}".rstrip()
-            answer.detail = str(event.error)[:_SHOWN_BYTES]
+            _fail(answer, f"error in the stream {_code_of(event.error)}".rstrip())
+            answer.detail = answer.detail or str(event.error)[:_SHOWN_BYTES]
         elif failed := event.failed_with:
-            self._failure = f"answer ended with {failed}"
+            _fail(answer, f"answer ended with {failed}")
         if event.usage is not None:
             self._usage = event.usage
         for choice in event.choices or ():
-            self._spoke_s = now_s
-            if choice.text:
-                if answer.first_s:
-                    answer.gaps_s.append(now_s - answer.last_s)
-                else:
-                    answer.first_s = now_s
-                answer.last_s = now_s
-                if self._keep is not None and choice.delta is not None and choice.delta.content:
-                    self._keep(choice.delta.content)
+            if answer.first_s and not choice.text and choice.finish_reason is not None:
+                continue  # it only ends the answer
+            if answer.first_s:
+                answer.gaps_s.append(now_s - answer.last_s)
+            else:
+                answer.first_s = now_s
+            answer.last_s = now_s
+            if self._keep is not None and choice.delta is not None and choice.delta.content:
+                self._keep(choice.delta.content)
 
     def settle(self) -> None:
         answer, lie = self._answer, ""
@@ -122,21 +122,24 @@ class _Reading:
                 answer.prompt_tokens, answer.completion_tokens, answer.cached_tokens = used(self._usage)
             except UsageError as error:
                 lie = str(error)
-        answer.ending = Ending.FAILED
-        if self._failure:
-            answer.why = self._failure
-        elif not self._stream.done:
-            answer.why = "stream cut off"
+        if answer.why:
+            return
+        if not self._stream.done:
+            _fail(answer, "stream cut off")
         elif self._usage is None:
-            answer.why = "no usage told"
+            _fail(answer, "no usage told")
         elif lie:
-            answer.why = f"unreadable answer: {lie}"
-        elif not self._spoke_s:
-            answer.why = "empty answer"
+            _fail(answer, f"unreadable answer: {lie}")
+        elif not answer.first_s:
+            _fail(answer, "empty answer")
         else:
-            if not answer.first_s:  # its tokens have no text: half a character, or special ones
-                answer.first_s = answer.last_s = self._spoke_s
             answer.ending = Ending.OK
+
+
+def _fail(answer: Answer, why: str) -> None:
+    """Note a failure; the first one is the cause of those after it."""
+    if not answer.why:
+        answer.ending, answer.why = Ending.FAILED, why
 
 
 def _code(body: bytes) -> str:

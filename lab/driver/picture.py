@@ -31,7 +31,7 @@ def draw(answers: Sequence[Answer], setting: Setting, *, file: Path) -> None:
         time_to_first.plot([each.due_s for each in some], [each.ttft_s for each in some], ".", markersize=3, **look)
     for axes, title, limit_s in (
         (first, "time to the first token", setting.goals.ttft_s),
-        (gaps, "time between pieces of text", setting.goals.itl_s),
+        (gaps, "time between token events", setting.goals.itl_s),
     ):
         axes.set(title=title, xlabel="seconds", ylabel="share of them at or below", ylim=(0, 1.02))
         if limit_s is not None:

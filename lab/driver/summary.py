@@ -13,6 +13,8 @@ ALL = "all"
 _HOUR_S = 3600.0
 _QUANTILES = (("p50", 0.5), ("p90", 0.9), ("p95", 0.95), ("p99", 0.99), ("max", 1.0))
 _LAG_TO_SAY_S = 0.05
+_EVENTS_TOLERANCE = 0.05
+"""By how much events may differ from tokens before pauses between events are none between tokens."""
 _CHANCE_TOKENS = 16
 """Words at the beginning of a text that another may have in common with it by chance, generously."""
 _NO_TIERS = "unknown: the gateway's own counts could not be read (--metrics-key?), or began anew meanwhile"
@@ -33,7 +35,7 @@ class Goals:
         return answer.ok and (self.ttft_s is None or answer.ttft_s <= self.ttft_s)
 
     def itl_kept(self, answer: Answer) -> bool:
-        return answer.ok and (self.itl_s is None or answer.itl_s <= self.itl_s)
+        return answer.ok and (self.itl_s is None or answer.tpot_s <= self.itl_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +130,9 @@ def _metrics(answers: Sequence[Answer], judged: Sequence[Answer], setting: Setti
         "ceiling_ratio": _share(reusable, prompt),
         "cached_of_ceiling_ratio": _share(cached, reusable),
         "matched_tokens": sum(each.matched_tokens for each in whole),
+        "short_answers_count": sum(each.is_short for each in whole),
+        "answers_at_once_count": sum(each.came_at_once for each in whole),
+        "events_per_token_ratio": events_per_token(whole),
         "prompts_as_planned_ratio": _share(
             sum(each.prompt_tokens == each.planned_tokens for each in whole), len(whole)
         ),
@@ -162,6 +167,7 @@ def _latencies(judged: Sequence[Answer], setting: Setting) -> Grid:
     classes |= {str(kind): each for kind, each in by_class(judged, setting.block_tokens).items()}
     figures: tuple[tuple[str, Callable[[list[Answer]], Sequence[float]]], ...] = (
         ("ttft_ms", lambda some: [each.ttft_s for each in some]),
+        ("tpot_ms", lambda some: [each.tpot_s for each in some if _has_tpot(each)]),
         ("itl_ms", _gaps),
         ("e2e_ms", lambda some: [each.e2e_s for each in some]),
     )
@@ -177,6 +183,15 @@ def _latencies(judged: Sequence[Answer], setting: Setting) -> Grid:
         columns=("figure", "class", "requests", "mean", *(name for name, _ in _QUANTILES)),
         rows=tuple(rows),
     )
+
+
+def events_per_token(answers: Sequence[Answer]) -> float:
+    """Return how many events came for each token of the usage; 0 where there was no token."""
+    return _share(sum(each.events for each in answers), sum(each.completion_tokens for each in answers))
+
+
+def _has_tpot(answer: Answer) -> bool:
+    return answer.completion_tokens > 1 and not answer.came_at_once
 
 
 def _gaps(answers: list[Answer]) -> Sequence[float]:
@@ -236,6 +251,7 @@ def warnings(answers: Sequence[Answer], setting: Setting) -> Iterator[str]:
     others = sum(each.prompt_tokens != each.planned_tokens for each in whole)
     if others:
         yield f"{others} of {len(whole)} prompts had another number of tokens at the engine than was planned"
+    yield from _token_warnings(whole)
     cached = sum(each.cached_tokens for each in whole)
     # Of all that was asked: in another order than the trace's, those without a whole answer are found by those before.
     ceiling = sum(each.reusable_tokens for each in answers)
@@ -247,6 +263,26 @@ def warnings(answers: Sequence[Answer], setting: Setting) -> Iterator[str]:
         )
     if setting.tier_tokens is None:
         yield f"the tiers' tokens are {_NO_TIERS}"
+
+
+def _token_warnings(whole: Sequence[Answer]) -> Iterator[str]:
+    if short := sum(each.is_short for each in whole):
+        asked, came = sum(each.asked_tokens for each in whole), sum(each.completion_tokens for each in whole)
+        yield (
+            f"{short} of {len(whole)} answers were shorter than asked for: {came:,} tokens of {asked:,}. The target "
+            "did less work than the trace has: does it know ignore_eos?"
+        )
+    if at_once := sum(each.came_at_once for each in whole):
+        yield (
+            f"{at_once} of {len(whole)} answers came whole, at one moment: they are in no TPOT, and their ITL is 0. "
+            "Does something on the way collect the stream?"
+        )
+    ratio = events_per_token(whole)
+    if ratio and abs(ratio - 1) > _EVENTS_TOLERANCE:
+        yield (
+            f"the target sent {ratio:.2f} events for each token: ITL is between events. TPOT, by the tokens of the "
+            "usage, can be compared"
+        )
 
 
 def _share(part: float, whole: float) -> float:

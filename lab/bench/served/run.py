@@ -3,8 +3,8 @@
 Every subject gets the same requests in a closed loop of users, one subject after the other. Engines that the benchmark
 starts have the same model, KV pool and batch. Each is warmed up first, with other texts, in a step that is timed apart.
 
-- TTFT: from the moment a request is due to its first text.
-- ITL: between two events with text. TPOT: from first to last text, by the tokens that the usage reports. They differ
+- TTFT: from the moment a request is due to its first event.
+- ITL: between two events. TPOT: from the first to the last event, by the tokens that the usage reports. They differ
   where an engine sends fewer events than tokens, and the report says so.
 - requests/s and tokens/s: until the last request is sent, while all users are busy. A request that ends later counts by
   the share of its time before: which requests happen to be the last ones decides nothing.
@@ -29,7 +29,7 @@ from kvgate.failure import CommandError
 from lab.bench.served.subjects import OURS, STOCK, Peer, Pool, Served, serving
 from lab.driver.options import HttpReplay
 from lab.driver.run import Replayed, replay_http
-from lab.driver.summary import quantile
+from lab.driver.summary import events_per_token, quantile
 from lab.report import Cell, Grid, Host, Report
 
 NAME: Final = "served"
@@ -203,9 +203,7 @@ def figures_of(seen: Seen) -> dict[str, float]:
     found = seen.replayed.report.metrics
     gaps = sorted(gap for each in answers for gap in each.gaps_s)
     first = sorted(each.ttft_s for each in answers)
-    several = [each for each in answers if each.completion_tokens > 1]
-    sent = len(answers) + sum(len(each.gaps_s) for each in answers)
-    tokens = sum(each.completion_tokens for each in answers)
+    several = [each for each in answers if each.completion_tokens > 1 and not each.came_at_once]
     failed = [each for each in seen.replayed.answers if not each.ok and each.why]
     busy_s = max((each.due_s for each in seen.replayed.answers), default=0.0) or seen.replayed.setting.elapsed_s
     within = [(min(1.0, (busy_s - each.due_s) / each.e2e_s), each.completion_tokens) for each in answers]
@@ -213,14 +211,14 @@ def figures_of(seen: Seen) -> dict[str, float]:
         "requests_per_s": sum(share for share, _ in within) / busy_s,
         "output_tokens_per_s": sum(share * completion for share, completion in within) / busy_s,
         **_spread_ms("ttft", first, (("p50", 0.5), ("p90", 0.9), ("p99", 0.99))),
-        "tpot_mean_ms": 1000.0 * _mean([each.itl_s for each in several]),
+        "tpot_mean_ms": 1000.0 * _mean([each.tpot_s for each in several]),
         **_spread_ms("itl", gaps, (("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("max", 1.0))),
         "e2e_mean_ms": 1000.0 * _mean([each.e2e_s for each in answers]),
         "cached_ratio": found["cached_ratio"],
         "ceiling_ratio": found["ceiling_ratio"],
         "requests_ok_count": len(answers),
         "requests_failed_count": len(failed),
-        "events_per_token_ratio": sent / tokens if tokens else 0.0,
+        "events_per_token_ratio": events_per_token(answers),
         "ready_s": seen.served.ready_s,
         "warm_up_s": seen.warm_up_s,
     }

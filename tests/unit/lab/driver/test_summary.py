@@ -125,6 +125,24 @@ def test_what_spoils_the_figures_is_said() -> None:
     assert "3 of 3 prompts had another number of tokens" in said[1]
 
 
+def test_events_that_are_no_tokens_and_answers_shorter_than_asked_for_are_said() -> None:
+    answers = [whole(number, 0.3, 0) for number in range(4)]
+    for each in answers:
+        each.asked_tokens, each.completion_tokens = 16, 9
+    answers[3].last_s = answers[3].first_s
+    report = summarize(answers, setting())
+    assert report.metrics["short_answers_count"] == 4
+    assert report.metrics["answers_at_once_count"] == 1
+    assert report.metrics["events_per_token_ratio"] == pytest.approx(1 / 3)
+    rows = {(row[0], row[1]): row for row in report.grids[0].rows}
+    assert rows["tpot_ms", "all"][3] == pytest.approx(25), "eight pauses in 200 ms; of the one at once nothing is known"
+    assert rows["itl_ms", "all"][3] == pytest.approx(100)
+    short, at_once, events = warnings(answers, setting())
+    assert short.startswith("4 of 4 answers were shorter than asked for: 36 tokens of 64.")
+    assert at_once.startswith("1 of 4 answers came whole, at one moment")
+    assert events.startswith("the target sent 0.33 events for each token")
+
+
 def test_quantiles_are_values_that_occurred() -> None:
     values = [1.0, 2.0, 3.0, 4.0]
     assert [quantile(values, share) for share in (0.0, 0.25, 0.5, 0.51, 0.99, 1.0)] == [1, 1, 2, 3, 4, 4]
