@@ -18,7 +18,7 @@ from engines.control.operations import POLICY, SET_POLICY, Operation
 from engines.control.policy_changes import change_of, policy_of
 from engines.control.schedule import SCHEDULE
 from engines.control.shadows import check_shadow, shadow_body, shadows_of
-from kvcontrol.core.policy_control import PolicyChange, PolicyInCharge, PolicyReport
+from kvcontrol.core.policy_control import FirstPolicy, PolicyChange, PolicyInCharge, PolicyReport
 from kvcontrol.kv_policy import POLICIES, PolicyError, ShadowPolicies
 from kvcontrol.kv_policy.spec import PolicySpec
 
@@ -55,6 +55,7 @@ class PolicyControl:
         self._call = call
         self._others = {each.kind: each for each in others}
         self._fences = Fences()
+        self._first: dict[str, FirstPolicy] = {}
 
     def table(self) -> dict[bytes, Operation]:
         """Return the operations by name."""
@@ -65,17 +66,21 @@ class PolicyControl:
 
     def report(self) -> PolicyReport:
         """Return the active and the available policies; any thread (numbers may be a moment apart)."""
-        shadows = self._shadows()
-        others = [found for each in self._others.values() if (found := each.in_charge()) is not None]
         available = {kind: each.available for kind, each in self._others.items()}
-        shadow = PolicyInCharge(kind=SHADOW, name=",".join(shadows.candidates), params={}, shadow=shadow_body(shadows))
         return PolicyReport(
-            policies=[*self.eviction.report(), shadow, *others],
+            policies=self._in_charge(),
             available={name: kind.summary for name, kind in POLICIES.items()},
             strategies=dict(available.get(SCHEDULE, {})),
             paces=dict(available.get(PACE, {})),
             fences=self._fences.report(),
+            first=dict(self._first),
         )
+
+    def _in_charge(self) -> list[PolicyInCharge]:
+        shadows = self._shadows()
+        others = [found for each in self._others.values() if (found := each.in_charge()) is not None]
+        shadow = PolicyInCharge(kind=SHADOW, name=",".join(shadows.candidates), params={}, shadow=shadow_body(shadows))
+        return [*self.eviction.report(), shadow, *others]
 
     def swap(self, body: bytes) -> PolicyReport:
         """Carry out the change of a body; raises ``RefusedError``, and nothing has changed then."""
@@ -112,9 +117,13 @@ class PolicyControl:
             )
 
     def _admit(self, kind: str, change: PolicyChange) -> None:
-        """Raise ``StaleFenceError`` for a change that is older than one that came before."""
+        """Raise ``StaleFenceError`` for a change that is older than one that came before; remember the first policy."""
         if change.fence is not None:
             self._fences.come(kind, change.fence)
+        if kind not in self._first:
+            found = next((each for each in self._in_charge() if each.kind == kind), None)
+            if found is not None:
+                self._first[kind] = FirstPolicy(name=found.name, params=found.params)
 
     def _shadows(self) -> ShadowPolicies:
         shadows = self._cache.shadows

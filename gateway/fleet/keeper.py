@@ -170,7 +170,7 @@ class FleetKeeper:
         before = self._desired()
         due = (
             self._clock() - self._looked_s >= _LOOK_EVERY_S
-            or self._watch.doubts
+            or self._watch.is_unconfirmed
             or any(self._is_new(each) or self._lacks(each, before) for each in present)
         )
         if not due:
@@ -233,7 +233,7 @@ class FleetKeeper:
             instance,
             sent,
             self._policies(instance, sent, desired, look=round_.look, fence=round_.fence),
-            observed=desired.policies if round_.observe and desired.whole else None,
+            stored=desired.policies if round_.observe and desired.whole else None,
         )
         if round_.look and (of_budgets - {QUOTAS_PATH} or not instance.stats.tiers.keys().isdisjoint(LOWER_TIERS)):
             await self._look_at_budgets(instance, sent, budgets, whole=desired.whole)
@@ -295,10 +295,12 @@ class FleetKeeper:
         return found
 
     async def _keep_policies(
-        self, instance: Instance, sent: _Sent, policies: Sequence[Owed], *, observed: Collection[str] | None
+        self, instance: Instance, sent: _Sent, policies: Sequence[Owed], *, stored: Collection[str] | None
     ) -> None:
-        """Look at an instance once, send it those that it lacks, and observe those of kinds that are not stored."""
-        if not policies and (observed is None or self._clock() < sent.silent_until_s):
+        """Look at an instance once, send it the policies that it lacks, and let the watch compare the kinds that are
+        not ``stored``; with None the watch compares nothing.
+        """
+        if not policies and (stored is None or self._clock() < sent.silent_until_s):
             return
         in_debt = bool(self._swap.owed(instance.id))
         try:
@@ -315,8 +317,8 @@ class FleetKeeper:
         for each in policies:
             if self._due(sent, each.policy.kind, each.policy):
                 await self._send_policy(instance, sent, each, choice)
-        if observed is not None and not in_debt:
-            self._watch.observe(instance.id, sent.epoch, choice.policies, observed)
+        if stored is not None and self._fence is not None and not in_debt:
+            self._watch.observe(instance.id, sent.epoch, choice, stored=stored, store=self._fence.store)
 
     async def _send_policy(self, instance: Instance, sent: _Sent, wanted: Owed, choice: Choice) -> None:
         policy, fence = wanted.policy, wanted.fence

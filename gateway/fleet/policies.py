@@ -26,7 +26,7 @@ from gateway.fleet.control import InstanceControl, InstanceControlError
 from gateway.registry import Instance
 from kvcontrol.core.errors import UNREADABLE
 from kvcontrol.core.ids import InstanceId
-from kvcontrol.core.policy_control import FENCE_LEAP, POLICY_PATH, Fence, PolicyChange, PolicyParams
+from kvcontrol.core.policy_control import FENCE_LEAP, POLICY_PATH, Fence, FirstPolicy, PolicyChange, PolicyParams
 
 
 class Step(StrEnum):
@@ -100,12 +100,15 @@ class SwapReport:
 class Choice:
     """What an instance runs, by kind, and the eviction policies and strategies of the schedule that it could run, each
     in a few words. ``fences`` are the newest numbers that it knows, by kind and store; None where it knows no fences.
+    ``first`` are the policies with which it was started, of kinds that were changed since; an instance of an earlier
+    version does not report them.
     """
 
     policies: Mapping[str, Policy]
     available: Mapping[str, str]
     strategies: Mapping[str, str]
     fences: Mapping[str, Mapping[str, int]] | None
+    first: Mapping[str, Policy]
 
     def newest(self, kind: str, store: str) -> int:
         """Return the newest fence of a store for a kind, 0 if none came."""
@@ -298,6 +301,7 @@ class _AllRunning(msgspec.Struct, frozen=True):
     available: dict[str, str] = {}
     strategies: dict[str, str] = {}
     fences: dict[str, dict[str, int]] | None = None
+    first: dict[str, FirstPolicy] = {}
 
 
 def read_policies(body: bytes) -> Choice:
@@ -311,4 +315,5 @@ def read_policies(body: bytes) -> Choice:
         available=reply.available,
         strategies=reply.strategies,
         fences=reply.fences,
+        first={kind: Policy(kind=kind, name=each.name, params=each.params) for kind, each in reply.first.items()},
     )

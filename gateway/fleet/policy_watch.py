@@ -1,14 +1,15 @@
 """Reports policies of instances that changed though no change over the fleet was made.
 
-Where no policy is stored, an instance keeps the policy that it was started with. The gateway remembers each instance's
-policy while no change is pending in the store. Another policy later comes from a sender that no gateway knows, such as
-a gateway that was killed while its call was in flight.
+Where no policy is stored, an instance keeps the policy with which it was started. An instance of an earlier version
+does not report that policy: the gateway remembers the first one that it saw there. Another policy, seen while no change
+is pending in the store, comes from a sender that the store does not know: an operator at the instance's own
+``/kv/v1/policy``, a late call of a killed gateway, or the gateways of a store that was lost.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import Final
 
-from gateway.fleet.policies import Policy
+from gateway.fleet.policies import Choice, Policy
 from gateway.problems import ProblemKind, Problems
 from kvcontrol.core.ids import Epoch, InstanceId
 
@@ -17,7 +18,7 @@ _SURE: Final = 2
 
 
 class PolicyWatch:
-    """Compares what instances run with what they ran before."""
+    """Compares what instances run with what they were started with."""
 
     def __init__(self, problems: Problems) -> None:
         self._problems = problems
@@ -26,8 +27,8 @@ class PolicyWatch:
         self._seen: dict[tuple[InstanceId, str], int] = {}
 
     @property
-    def doubts(self) -> bool:
-        """Whether a difference was seen that has to be seen again."""
+    def is_unconfirmed(self) -> bool:
+        """Whether a difference was seen once and has to be seen again."""
         return any(count < _SURE for count in self._seen.values())
 
     def keep(self, instances: Collection[InstanceId]) -> None:
@@ -37,9 +38,11 @@ class PolicyWatch:
             del self._lives[gone]
 
     def observe(
-        self, instance: InstanceId, epoch: Epoch, running: Mapping[str, Policy], stored: Collection[str]
+        self, instance: InstanceId, epoch: Epoch, choice: Choice, *, stored: Collection[str], store: str
     ) -> None:
-        """Take what an instance runs while no change is pending; kinds with a ``stored`` policy are kept at that."""
+        """Compare what an instance runs while no change is pending in ``store``; the keeper compares the kinds with a
+        ``stored`` policy.
+        """
         if self._lives.get(instance) != epoch:
             self._forget(instance)
             self._lives[instance] = epoch
@@ -47,19 +50,16 @@ class PolicyWatch:
         for kind in before.keys() & set(stored):
             del before[kind]
             self._clear(instance, kind)
-        for kind, policy in running.items():
+        for kind, policy in choice.policies.items():
             if kind in stored:
                 continue
-            if before.setdefault(kind, policy) == policy:
+            if before.setdefault(kind, choice.first.get(kind, policy)) == policy:
                 self._clear(instance, kind)
                 continue
             count = self._seen[instance, kind] = min(self._seen.get((instance, kind), 0) + 1, _SURE)
             if count == _SURE:
                 self._problems.report(
-                    ProblemKind.POLICY,
-                    _subject(instance, kind),
-                    f"it runs {policy.name!r} and ran {before[kind].name!r} before, and no swap by a gateway explains "
-                    f"this; swap the policy over the fleet, or restore it with PUT /kv/v1/policy of the instance",
+                    ProblemKind.POLICY, _subject(instance, kind), _message(policy, before[kind], choice, store)
                 )
 
     def _forget(self, instance: InstanceId) -> None:
@@ -73,3 +73,18 @@ class PolicyWatch:
 
 def _subject(instance: InstanceId, kind: str) -> str:
     return f"policy {kind} of instance {instance}"
+
+
+def _message(policy: Policy, before: Policy, choice: Choice, store: str) -> str:
+    stores = (choice.fences or {}).get(policy.kind, {})
+    if stores and store not in stores:
+        cause = (
+            "the change came from the gateways of another store: if this store replaced that one and is empty, restore "
+            "the backup of that one, or"
+        )
+    else:
+        cause = "no swap by a gateway of this store explains this:"
+    return (
+        f"it runs {policy.name!r} and ran {before.name!r} before, and no policy of kind {policy.kind} is stored; "
+        f"{cause} swap the policy over the fleet, or restore it with PUT /kv/v1/policy of the instance"
+    )

@@ -185,9 +185,17 @@ class PolicyInCharge(msgspec.Struct, frozen=True, kw_only=True):
     pace: PaceReport | None = None
 
 
+class FirstPolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """The policy of a kind before its first change."""
+
+    name: str
+    params: PolicyParams
+
+
 class PolicyReport(msgspec.Struct, frozen=True, kw_only=True):
     """``GET /kv/v1/policy``, and the answer to a change; ``available`` eviction policies, ``strategies`` of the
-    schedule and ``paces`` by name, each in a few words. ``fences`` has the newest number that came, by kind and store.
+    schedule and ``paces`` by name, each in a few words. ``fences`` has the newest number that came, by kind and store;
+    ``first`` the policy with which the instance was started, by kind, for each kind that was changed since.
     """
 
     policies: list[PolicyInCharge]
@@ -195,3 +203,4 @@ class PolicyReport(msgspec.Struct, frozen=True, kw_only=True):
     strategies: dict[str, str] = {}
     paces: dict[str, str] = {}
     fences: dict[str, dict[str, int]] = {}
+    first: dict[str, FirstPolicy] = {}

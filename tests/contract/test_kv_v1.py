@@ -168,6 +168,18 @@ def test_a_change_with_an_older_fence_of_a_store_is_refused_and_changes_nothing(
         refusal(send(url + POLICY_PATH, "PUT", {"kind": "eviction", "name": "fifo", "fence": wrong}))
 
 
+def test_the_policy_before_the_first_change_is_reported_for_each_kind_that_was_changed(url: str) -> None:
+    def first(kind: str) -> Any:
+        return get(url + POLICY_PATH).body["first"].get(kind)
+
+    for kind, names in (("eviction", ("fifo", "lru")), ("shadow", ("lru,fifo", "")), ("schedule", ("hybrid", "fifo"))):
+        running = shown(url)[kind]
+        before = first(kind) or {"name": running["name"], "params": running["params"]}
+        for name in names:
+            swap(url, kind=kind, name=name)
+            assert first(kind) == before
+
+
 def test_the_tier_of_an_eviction_policy_may_stand_beside_its_kind(url: str) -> None:
     assert swap(url, kind="eviction", name="fifo", tier="ddr")["eviction:ddr"]["name"] == "fifo"
     assert swap(url, kind="eviction", name="lru", tier="DDR")["eviction:ddr"]["name"] == "lru"

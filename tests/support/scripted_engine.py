@@ -103,12 +103,12 @@ class ScriptedEngine:
         self.refused_policies: set[str] = set()
         self.frozen: list[PolicyChange] | None = None  # what came since it was stopped, read and not answered
         self.fences: Fences | None = Fences()  # None as in an engine of an earlier version
+        self.first: dict[str, dict[str, Any]] = {}  # the policies of its start, by kind that was changed
         self.policy_status: int | None = None  # answered to PUT /kv/v1/policy instead
         self.policy_gate: asyncio.Event | None = None  # changes of a policy are answered once it is set
-        self.policies_asked = 0
+        self.policies_asked = self.resets = 0
         self.busy_for = 0  # so many changes of a policy are answered with 503
         self.told: list[str] = []  # policies by name, in order
-        self.resets = 0
         self.reset_gate: asyncio.Event | None = None  # resets are answered once it is set
         self.knows_prefixes = True
         self.pins: dict[str, PinRequest] = {}  # by the last hash
@@ -335,6 +335,8 @@ class ScriptedEngine:
         if said.fence is not None and self.fences is not None:
             self.fences.come(said.kind, said.fence)
         self.told.append(said.name)
+        if (before := self.policies.get(said.kind)) is not None:
+            self.first.setdefault(said.kind, before)
         self.policies[said.kind] = {"kind": said.kind, "name": said.name, "params": said.params}
 
     async def get_policies(self, request: web.Request) -> web.Response:
@@ -345,7 +347,9 @@ class ScriptedEngine:
         if self.policy_status is not None:
             return web.json_response({"error": {"message": "scripted"}}, status=self.policy_status)
         said = {"policies": list(self.policies.values()), "available": self.available, "strategies": self.strategies}
-        return web.json_response(said if self.fences is None else said | {"fences": self.fences.report()})
+        if self.fences is not None:
+            said |= {"fences": self.fences.report(), "first": self.first}
+        return web.json_response(said)
 
     async def put_policy(self, request: web.Request) -> web.Response:
         said = msgspec.json.decode(await request.read(), type=PolicyChange)

@@ -40,7 +40,7 @@ PolicyKind = Annotated[
 ]
 
 
-_NOTHING = Choice(policies={}, available={}, strategies={}, fences=None)
+_NOTHING = Choice(policies={}, available={}, strategies={}, fences=None, first={})
 
 
 class StepView(BaseModel):

@@ -6,10 +6,12 @@ import signal
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+import psycopg
 import pytest
 
 from gateway.api.admin.operations import Operations
@@ -22,10 +24,10 @@ from tests.integration.gateway.test_half_done import LRU, S3_FIFO, SAID, WITHIN_
 from tests.integration.gateway.test_process import listening, start
 from tests.support.admin import ADMIN_KEY, Admin
 from tests.support.cutting_proxy import cutting_proxy
-from tests.support.databases import postgres_server, postgres_url
+from tests.support.databases import Server, postgres_server, postgres_url
 from tests.support.fleet import instances
 from tests.support.late_proxy import LateProxy, late_proxy
-from tests.support.running_gateway import GatewayClient, eventually, running_gateway
+from tests.support.running_gateway import GatewayClient, RunningGateway, eventually, running_gateway
 from tests.support.scripted_engine import ScriptedEngine
 
 SECRET = "the same secret everywhere"  # noqa: S105 - of no one
@@ -356,3 +358,93 @@ async def test_a_policy_that_changed_without_a_swap_is_a_problem_until_it_is_bac
         await eventually(found, WITHIN_S)
         await admin.ok("PUT", "/policies/eviction", {"name": "fifo"})
         await eventually(none, WITHIN_S)
+
+
+def emptied(server: Server) -> None:
+    """Replace a store by an empty one."""
+    with psycopg.connect(postgres_url(server), autocommit=True) as connection:
+        tables = connection.execute("SELECT tablename FROM pg_tables WHERE tablename LIKE 'kvgate%'").fetchall()
+        connection.execute(f"DROP TABLE {', '.join(name for (name,) in tables)}".encode())
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_a_store_that_is_replaced_by_an_empty_one_in_the_middle_of_a_swap_is_a_problem_until_a_policy_is_stored(
+    tmp_path: Path, *, restarted: bool
+) -> None:
+    a, b = ScriptedEngine(), ScriptedEngine()
+    with postgres_server() as server:
+        async with AsyncExitStack() as stack:
+            for engine in (a, b):
+                await stack.enter_async_context(engine.started())
+            to_b = await stack.enter_async_context(late_proxy(b.port))
+            other = running_gateway(
+                tmp_path / "other",
+                instances=instances({"a": a, "b": b}),
+                admin_key=ADMIN_KEY,
+                salt_secret=SECRET,
+                store_url=postgres_url(server),
+            )
+            async with other as gateway:
+                await gateway.usable(2)
+                await Admin(gateway).ok("PUT", "/policies/eviction", {"name": "fifo"})
+                await swap_and_kill(
+                    tmp_path / "killed",
+                    {"a": a, "b": to_b},
+                    [to_b],
+                    KVGATE_SALT_SECRET=SECRET,
+                    KVGATE_STORE_URL=postgres_url(server),
+                    KVGATE_OPERATION_LEASE_S="600",
+                )
+                emptied(server)
+                if not restarted:
+                    await replaced_store_is_a_problem(gateway, a, b)
+            if restarted:
+                again = running_gateway(
+                    tmp_path / "again",
+                    instances=instances({"a": a, "b": b}),
+                    admin_key=ADMIN_KEY,
+                    salt_secret=SECRET,
+                    store_url=postgres_url(server),
+                )
+                await replaced_store_is_a_problem(await stack.enter_async_context(again), a, b)
+
+
+async def replaced_store_is_a_problem(gateway: RunningGateway, a: ScriptedEngine, b: ScriptedEngine) -> None:
+    admin = Admin(gateway)
+
+    async def found(*kinds: str) -> bool:
+        return tuple(await problems(admin)) == kinds
+
+    await eventually(partial(found, "policy", "policy"), WITHIN_S)
+    assert [a.policies["eviction"]["name"], b.policies["eviction"]["name"]] == ["s3fifo", "fifo"]
+    assert await gateway.metric('kvgate_problems{kind="policy"}') == 2
+    async with gateway.get("/readyz") as answer:
+        assert (await answer.json())["problems"] == {"policy": 2}
+    for each in (await admin.ok("GET", "/status"))["problems"]:
+        assert "came from the gateways of another store" in each["message"]
+    await admin.ok("PUT", "/policies/eviction", {"name": "fifo"})
+    await eventually(found, WITHIN_S)
+    assert [a.policies["eviction"]["name"], b.policies["eviction"]["name"]] == ["fifo", "fifo"]
+
+
+async def test_a_policy_that_changed_without_a_swap_stays_a_problem_at_the_next_gateway(tmp_path: Path) -> None:
+    a, b = ScriptedEngine(), ScriptedEngine()
+    b.policies["eviction"] = {"kind": "eviction", "name": "fifo", "params": {}}  # as it was started
+    engines = {"a": a, "b": b}
+    async with (
+        a.started(),
+        b.started(),
+        aiohttp.ClientSession() as session,
+        session.put(f"{a.url}/kv/v1/policy", json={"kind": "eviction", **SAID}) as answer,
+    ):
+        assert answer.status == 200
+        async with running_gateway(tmp_path, instances=instances(engines), admin_key=ADMIN_KEY) as gateway:
+            admin = Admin(gateway)
+
+            async def found() -> bool:
+                return await problems(admin) == ["policy"]
+
+            await eventually(found, WITHIN_S)
+            [problem] = (await admin.ok("GET", "/status"))["problems"]
+            assert problem["subject"] == "policy eviction of instance a"
+            assert "no swap by a gateway of this store explains this" in problem["message"]
