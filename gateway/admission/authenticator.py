@@ -66,7 +66,8 @@ class Authenticator:
         known = {digest: (tenant(name), None) for digest, name in self._configured.items()}
         stored = {digest: (tenant(each.tenant), each.expires_at_s) for digest, each in directory.keys.items()}
         self._directory, self._tenants, self._unconfirmed = directory, stored | known, frozenset()
-        self.open = not (self._require_keys or self._configured or directory.has_keys)
+        self._require_keys = self._require_keys or directory.has_keys  # for good: an empty store may replace this one
+        self.open = not (self._require_keys or self._configured)
         names = sorted({*self.configured, *directory.tenants, *(each.tenant for each in directory.keys.values())})
         named = [each for each in ([_ANONYMOUS, *names] if self.open else names) if each != OTHER]
         self.accounts = MappingProxyType({name: tenant(name) for name in named[:MOST_TENANTS]})

@@ -1,7 +1,7 @@
 import pytest
 from pydantic import SecretStr
 
-from gateway.admission import Authenticator
+from gateway.admission import Authenticator, Directory
 from gateway.errors import AuthenticationError
 from gateway.settings import ApiKeySettings
 
@@ -32,6 +32,16 @@ def test_in_open_mode_every_key_is_a_tenant_and_so_is_none() -> None:
     tenants = [keys.authenticate(each) for each in ([], [b"a"], [b"b"])]
     assert tenants[0].id == "anonymous"
     assert len({tenant.salt for tenant in tenants}) == 3
+
+
+def test_an_empty_store_after_one_with_keys_does_not_open_the_gateway() -> None:
+    keys = Authenticator([], salt_secret=SECRET)
+    assert keys.open
+    keys.publish(Directory(has_keys=True))
+    keys.publish(Directory())
+    assert not keys.open
+    with pytest.raises(AuthenticationError):
+        keys.authenticate([b"any"])
 
 
 def test_a_key_named_like_a_tenant_is_not_that_tenant() -> None:
