@@ -5,15 +5,13 @@ An entry point is a function without parameters. The first line of its docstring
 function must be quick to import, as ``kvgate --help`` imports it.
 """
 
-from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, Final
+from typing import Final
 
-import typer
-from typer.core import MarkupMode, TyperCommand
-from typer.main import get_group
+from typer.core import MarkupMode
 
 from kvgate.failure import CommandError
+from kvgate.lazy import Command, LazyCommand, summary_of
 
 GROUP: Final = "kvgate.commands"
 PANEL: Final = "Measure and plan"
@@ -21,32 +19,9 @@ PANEL: Final = "Measure and plan"
 _ADVICE: Final = "reinstall kvgate: make setup in a checkout, pip install elsewhere"
 
 
-class ExtensionCommand(TyperCommand):
-    """A command of another package by name and summary; calling it imports its code."""
-
-    def __init__(self, entry: EntryPoint, markup: MarkupMode) -> None:
-        self._entry = entry
-        self._markup = markup
-        super().__init__(entry.name, help=_summary(entry), add_help_option=False, rich_help_panel=PANEL)
-
-    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
-        """Return the context of the command itself. Raises ``CommandError`` where its package can't be imported."""
-        try:
-            build: Callable[[], typer.Typer | Callable[..., None]] = self._entry.load()
-        except (ImportError, AttributeError) as error:
-            raise CommandError(f"kvgate {self.name} cannot be loaded: {error}", _ADVICE) from error
-        app = typer.Typer(add_completion=False, rich_markup_mode=self._markup)
-        command = build()
-        if isinstance(command, typer.Typer):
-            app.add_typer(command, name=self._entry.name)
-        else:
-            app.command(self._entry.name)(command)
-        return get_group(app).commands[self._entry.name].make_context(info_name, args, parent, **extra)
-
-
-def extensions(markup: MarkupMode) -> dict[str, ExtensionCommand]:
+def extensions(markup: MarkupMode) -> dict[str, LazyCommand]:
     """Return the installed commands of other packages by name. It reads the metadata of every installed package."""
-    return {entry.name: ExtensionCommand(entry, markup) for entry in sorted(entry_points(group=GROUP))}
+    return {entry.name: _command(entry, markup) for entry in sorted(entry_points(group=GROUP))}
 
 
 def none_installed(name: str) -> CommandError:
@@ -54,9 +29,16 @@ def none_installed(name: str) -> CommandError:
     return CommandError(f"unknown command {name!r}; no command of the entry-point group {GROUP} is installed", _ADVICE)
 
 
+def _command(entry: EntryPoint, markup: MarkupMode) -> LazyCommand:
+    def load() -> Command:
+        found: Command = entry.load()()
+        return found
+
+    return LazyCommand(entry.name, _summary(entry), load, markup=markup, panel=PANEL, advice=_ADVICE)
+
+
 def _summary(entry: EntryPoint) -> str:
     try:
-        text = entry.load().__doc__ or ""
+        return summary_of(entry.load())
     except (ImportError, AttributeError) as error:
         return f"Not available: {error}"
-    return str(text).strip().partition("\n")[0]

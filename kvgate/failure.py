@@ -5,6 +5,11 @@ CommandError
 └── (each command's own refusals are plain CommandErrors)
 """
 
+from typing import Final
+
+INTERRUPTED: Final = 130
+"""Exit code of a command that Ctrl-C ended."""
+
 
 class CommandError(Exception):
     """The command can't go on. ``message`` says what is wrong, ``advice`` what to do; exit code 1."""

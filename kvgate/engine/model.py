@@ -6,7 +6,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from kvgate.display import PrepareBoard, output
+from kvgate.boards import PrepareBoard
+from kvgate.display import output
 from kvgate.failure import CommandError
 
 _WEIGHTS = ("*.safetensors", "*.bin")

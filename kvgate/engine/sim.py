@@ -1,9 +1,8 @@
 """``kvgate sim``: become one simulated engine; its own command line has the options."""
 
-import os
-import sys
-
 import typer
+
+from kvgate.programs import become
 
 
 def sim(context: typer.Context) -> None:
@@ -11,4 +10,4 @@ def sim(context: typer.Context) -> None:
 
     kvgate sim --help lists its options.
     """
-    os.execv(sys.executable, (sys.executable, "-m", "engines.sim", *context.args))  # noqa: S606 - the process goes on
+    become("sim", context.args)

@@ -1,9 +1,8 @@
 """``kvgate gateway``: become the gateway process; its own command line has the options."""
 
-import os
-import sys
-
 import typer
+
+from kvgate.programs import become
 
 
 def gateway(context: typer.Context) -> None:
@@ -11,4 +10,4 @@ def gateway(context: typer.Context) -> None:
 
     Settings come from KVGATE_* variables and --config FILE; kvgate gateway --help lists them.
     """
-    os.execv(sys.executable, (sys.executable, "-m", "gateway", *context.args))  # noqa: S606 - the same process goes on
+    become("gateway", context.args)

@@ -12,7 +12,8 @@ import typer
 
 from kvcontrol.core.control import STATS_PATH
 from kvcontrol.presets import Preset
-from kvgate.display import StartBoard, plain
+from kvgate.boards import StartBoard
+from kvgate.display import plain
 from kvgate.engine.block_size import need_possible_block_size
 from kvgate.engine.fit import need_fitting_tiers
 from kvgate.engine.instance import EngineLimits, Instance
@@ -20,7 +21,7 @@ from kvgate.engine.model import Model, embedded_model, model_from_folder, tiny_m
 from kvgate.engine.preset_quotas import shares_of_preset
 from kvgate.engine.presets import preset_line, preset_of_options, with_preset
 from kvgate.engine.tier_flags import nvme_root_dir, tier_options
-from kvgate.failure import CommandError
+from kvgate.failure import INTERRUPTED, CommandError
 from kvgate.host.machine import choose_gpus
 from kvgate.host.paths import make_run_dir, make_socket_dir, remove_socket_dir
 from kvgate.host.ports import need_free, reserved_ports
@@ -46,7 +47,6 @@ from kvgate.up.tenants import tenants_of_keys
 from kvgate.up.topology import Topology
 
 DEFAULT_INSTANCES = 2
-INTERRUPTED = 130
 
 
 @takes(UpOptions)

@@ -30,7 +30,8 @@ import msgspec
 from kvcontrol.core.control import STATS_PATH, InstanceStats
 from kvcontrol.core.errors import UNREADABLE
 from kvcontrol.core.pd import PD_HEADER, Fetch, Hold, new_ticket
-from kvgate.display import StartBoard, errors
+from kvgate.boards import StartBoard
+from kvgate.display import errors
 from kvgate.engine.instance import EngineLimits
 from kvgate.engine.model import Model
 from kvgate.host.paths import make_socket_dir, remove_socket_dir

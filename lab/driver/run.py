@@ -28,7 +28,6 @@ from lab.files import write_whole
 from lab.report import Report
 from lab.traces import Request, TraceError, read_requests
 
-INTERRUPTED = 130
 _SETTLING_S = 0.25
 """A gateway settles a request in its metrics just after the answer's last byte."""
 _MANY_FILES = 65_536

@@ -20,9 +20,9 @@ from kvcontrol.kv_policy import POLICIES, PolicyError
 from kvcontrol.kv_policy.lru import LruPolicy
 from kvcontrol.kv_policy.spec import parse_specs
 from kvgate.display import errors, write_out
-from kvgate.failure import CommandError
+from kvgate.failure import INTERRUPTED, CommandError
 from kvgate.options import takes
-from lab.driver.run import INTERRUPTED, draw_report, replay_http, say_warnings, write_report
+from lab.driver.run import draw_report, replay_http, say_warnings, write_report
 from lab.replay import sweep as sweeps
 from lab.replay.hits import HitRates
 from lab.replay.options import Order, ReplayOptions

@@ -19,7 +19,8 @@ from typing import Final
 
 import aiohttp
 
-from kvgate.display import StartBoard, errors
+from kvgate.boards import StartBoard
+from kvgate.display import errors
 from kvgate.engine.model import Model
 from kvgate.host.ports import LOOPBACK, reserved_ports
 from kvgate.supervision.child import ChildSpec

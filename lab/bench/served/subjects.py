@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
-from kvgate.display import StartBoard, errors
+from kvgate.boards import StartBoard
+from kvgate.display import errors
 from kvgate.engine.instance import CPU_BLOCK_TOKENS, CUDA_BLOCK_TOKENS
 from kvgate.engine.model import Model
 from kvgate.failure import CommandError

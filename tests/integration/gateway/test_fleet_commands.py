@@ -10,7 +10,7 @@ from typing import Any
 
 from typer.testing import CliRunner
 
-from kvgate.__main__ import build_app
+from kvgate.app import build_app
 from tests.support.admin import ADMIN_KEY, Admin
 from tests.support.fleet import running_fleet
 from tests.support.running_gateway import RunningGateway, eventually, running_gateway

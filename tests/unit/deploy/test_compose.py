@@ -17,7 +17,7 @@ from dashboards.alerting import WEBHOOK
 from engines.lmdeploy.settings import EngineSettings
 from gateway.settings import Settings, setting_fields
 from kvcontrol.core.roles import EngineRole
-from kvgate.__main__ import build_app
+from kvgate.app import build_app
 
 ROOT = Path(__file__).parents[3]
 FILE = ROOT / "docker-compose.yml"
@@ -100,7 +100,7 @@ def test_the_gateway_is_told_only_settings_that_exist_and_takes_them(
 def test_engines_are_started_with_options_that_exist(name: str) -> None:
     command, *options = map(filled, SERVICES[name]["command"])
     engine = typer.main.get_command(build_app()).get_command(None, command)  # type: ignore[attr-defined, arg-type]
-    known = {option for each in engine.params for option in each.opts}
+    known = {option for each in engine.loaded.params for option in each.opts}
     assert {each.partition("=")[0] for each in options} <= known
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import typer.main
 
 from engines.models import smollm2
-from kvgate.__main__ import build_app
+from kvgate.app import build_app
 from kvgate.engine.model import Model
 from kvgate.up.announce import curl
 from kvgate.up.options import DEFAULT_PORT

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from engines.sim.profile import FOLDER
-from kvgate.__main__ import build_app
+from kvgate.app import build_app
 from kvgate.failure import CommandError
 from lab.plan.sizing import GIB, kinds
 from tests.support.command import typed

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from kvgate.__main__ import build_app
+from kvgate.app import build_app
 from kvgate.failure import CommandError
 from lab.simulate.outcome import FleetOutcome
 from lab.simulate.study import Study
