@@ -34,6 +34,7 @@ class CandidateTable(CandidateColumns):
     """
 
     __slots__ = (
+        "_counted",
         "_kinds",
         "_last_requests",
         "_load",
@@ -59,6 +60,7 @@ class CandidateTable(CandidateColumns):
         self.version = 0
         self._load = load
         self._last_requests = [_NO_REQUEST] * len(instances)  # the last of each whose work is in ``recent``
+        self._counted = [0] * len(instances)  # the last request of each that has a turn
         self._tallies: list[Tally] = [load.tally(each.id) for each in instances]
         self._load_epoch = load.epoch
         self._read = len(load.changed)
@@ -159,6 +161,10 @@ class CandidateTable(CandidateColumns):
             if last_requests[at] == tally.last_request:
                 continue  # it got nothing since
             last_requests[at] = tally.last_request
+            if self._counted[at] != tally.last_request:
+                self._counted[at] = tally.last_request
+                self.turns += 1
+                self.last_turns[at] = self.turns
             self.last_cold_requests[at] = tally.last_cold_request
             work = tally.recent_tokens
             now = work * faded(since_s - tally.recent_at_s) if work else 0.0

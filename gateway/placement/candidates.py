@@ -20,7 +20,7 @@ from gateway.fingerprint import Fingerprint, Gap
 from gateway.placement.candidate_table import CandidateTable
 from gateway.placement.lookups import Cached, Lookups
 from gateway.registry import Instance, LoadTracker
-from gateway.routing import Calibration, Field, Held, LearnedAffinity, RecentRoutes, Speeds
+from gateway.routing import NOTHING_HELD, Calibration, Field, Held, LearnedAffinity, RecentRoutes, Speeds
 from kvcontrol.core.blocks import CacheIdentity, CacheTier
 from kvcontrol.core.control import InstanceStats
 from kvcontrol.core.ids import InstanceId
@@ -54,14 +54,25 @@ class _Reload:
 class PromptField(Field):
     """The field of one prompt, and what of it is cached where."""
 
-    __slots__ = ("_identities", "_lookups")
+    __slots__ = ("_identities", "_index", "_lookups")
 
-    def __init__(self, columns: CandidateTable, held: dict[int, Held], lookups: Lookups) -> None:
+    def __init__(self, columns: CandidateTable, held: dict[int, Held], lookups: Lookups, index: FleetIndex) -> None:
         self.columns = columns
         self.held = held
         self._all = None
         self._identities = columns.identities
         self._lookups = lookups
+        self._index = index
+
+    def parts(self, place: int) -> bool:
+        cached = self.cached(place)
+        matched, _, expected = self.held.get(place, NOTHING_HELD)
+        if cached is None or not matched or expected > matched:
+            return False
+        blocks = matched // cached.block_tokens
+        if blocks >= len(cached.hashes):
+            return False
+        return self._index.is_continued(self.columns.names[place], cached.hashes[blocks - 1])
 
     def cached(self, place: int) -> Cached | None:
         """Return the cached part of the prompt under an instance's identity; None if it can't be named so."""
@@ -115,7 +126,7 @@ class Candidates:
                 for name, tokens in cached.apart.items():
                     for place in columns.find((name,), identity, places):
                         held[place] = tokens
-        return PromptField(columns, held, lookups)
+        return PromptField(columns, held, lookups, self._index)
 
     def speeds(self, instance: Instance) -> Speeds | None:
         """Return how fast an instance is; None before anything is known."""

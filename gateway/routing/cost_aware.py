@@ -20,6 +20,10 @@ nobody has any it only breaks ties, or one enormous prompt would keep all others
 Costs are estimates, so those within a few milliseconds, or a few percent, of the lowest tie. Ties go to who has most of
 the prompt, and between those that have as much to who costs least; cold ones to who runs least now, to who got least
 work lately, and then to who got no cold prompt for longest.
+
+``spread`` fades with time, so where requests are rare a beginning that all prompts share would keep all of them at its
+first instance, and the memory of the others empty. An instance that got none of the latest requests therefore gets a
+prompt that has only such a beginning in common with others, where it costs no more but for that.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,7 +32,7 @@ from operator import itemgetter
 from typing import ClassVar, Final
 
 from gateway.routing.base import Candidate, CostModel, Costs, Decision, Query
-from gateway.routing.field import CandidateColumns, Field, Held
+from gateway.routing.field import STARVED, CandidateColumns, Field, Held
 from gateway.routing.scoring import base_term, load_terms, prefill_terms, wait_s
 from gateway.routing.standings import LEAST_SHARE_S, MOST_EXCESS_TOKENS, Standings
 from kvcontrol.core.ids import InstanceId
@@ -58,9 +62,13 @@ class CostAware:
         standings = self._following(field.columns)
         holding = field.held
         tied = standings.tied(prompt_tokens, holding)
-        chosen = field.at(next(iter(tied)) if len(tied) == 1 else _first(tied, standings, holding))
+        at = next(iter(tied)) if len(tied) == 1 else _first(tied, standings, holding)
+        other = _starved(field, at, standings, prompt_tokens) if at in holding else None
+        chosen = field.at(at if other is None else other)
         if query.gap is not None:
             basis, reason = "load", query.gap
+        elif other is not None:
+            basis, reason = "load", STARVED
         elif chosen.matched_tokens:
             most = max(map(_expected_of, holding.values()), default=0)
             basis, reason = "prefix", "longest_match" if chosen.expected_tokens == most else "busy_holder"
@@ -102,6 +110,14 @@ class CostAware:
             if excess:
                 terms["spread"] = excess / speeds.prefill_tokens_per_s
         return terms
+
+
+def _starved(field: Field, at: int, standings: Standings, prompt_tokens: int | None) -> int | None:
+    """Return who gets the prompt instead of a holder because it got no request for long, None for nobody."""
+    other = field.columns.starved()
+    if other is None or other == at or not field.parts(at):
+        return None
+    return other if standings.costs_no_more(other, at, prompt_tokens) else None
 
 
 def _first(tied: Mapping[int, float], standings: Standings, holding: Mapping[int, Held]) -> int:

@@ -18,6 +18,10 @@ Held = tuple[int, Mapping[CacheTier, int], int]
 """What an instance holds of a prompt: its ``matched_tokens``, ``tokens_by_tier``, ``expected_tokens``."""
 NOTHING_HELD: Final[Held] = (0, MappingProxyType({}), 0)
 
+STARVED: Final = "starved"
+"""The reason of a decision for an instance that got none of the latest requests."""
+PATIENCE: Final = 3
+"""An instance that chance alone denies a request goes without for so many an instance in one of twenty cases."""
 _MOST_LOGGED: Final = 4096
 make_candidate: Callable[..., Candidate] = partial(tuple.__new__, Candidate)
 """``Candidate._make`` for a tuple that is known to be of its length."""
@@ -29,7 +33,8 @@ class CandidateColumns:
 
     ``queued`` is what is computed there before a long prompt, ``soon`` what before a short one.
     ``recent`` times ``scale`` is the work that each was given lately; all of it grows old at once, by ``scale``.
-    ``least`` is the least of ``recent``.
+    ``least`` is the least of ``recent``. ``turns`` numbers the requests that these instances got, and ``last_turns``
+    has the number of each one's last, 0 for none.
     ``changed`` logs the places that changed; whoever has read it up to some place reads on there, as long as ``epoch``
     is the same. A new ``epoch`` means that anything may have changed. ``paces`` are the different ones of ``speeds``,
     and empty when those have changed since somebody looked.
@@ -39,6 +44,7 @@ class CandidateColumns:
         "changed",
         "epoch",
         "last_cold_requests",
+        "last_turns",
         "least",
         "names",
         "paces",
@@ -50,6 +56,7 @@ class CandidateColumns:
         "slots",
         "soon",
         "speeds",
+        "turns",
     )
 
     def __init__(self, names: Sequence[InstanceId]) -> None:
@@ -62,12 +69,21 @@ class CandidateColumns:
         self.slots = [0] * count
         self.recent = [0.0] * count
         self.last_cold_requests = [0] * count
+        self.turns = 0
+        self.last_turns = [0] * count
         self.speeds: list[Speeds | None] = [None] * count
         self.paces: tuple[Speeds | None, ...] = ()
         self.least = 0.0
         self.scale = 1.0
         self.changed: list[int] = []
         self.epoch = 0
+
+    def starved(self) -> int | None:
+        """Return the place of the instance that got no request for longest, where that is for more than ``PATIENCE``
+        requests an instance; None where every one got some. O(instances).
+        """
+        oldest = min(self.last_turns)
+        return self.last_turns.index(oldest) if self.turns - oldest > PATIENCE * len(self.names) else None
 
     def find_paces(self) -> tuple[Speeds | None, ...]:
         """Return ``paces``, which they are from now on: by identity, as equal instances are told the same object."""
@@ -120,6 +136,13 @@ class Field(Sequence[Candidate]):
             return self._all[place]
         return self.columns.candidate(place, self.held.get(place, NOTHING_HELD))
 
+    def parts(self, place: int) -> bool:
+        """Whether the prompt goes on otherwise than one before it where the instance's match ends: what it shares with
+        others is a beginning, such as a system prompt. Of given candidates nothing is known.
+        """
+        del place
+        return False
+
     def all(self) -> tuple[Candidate, ...]:
         """Return all of them."""
         if self._all is None:
@@ -160,6 +183,8 @@ class _Given(CandidateColumns):
         self.recent = [each.recent_tokens for each in candidates]
         self.least = min(self.recent)
         self.last_cold_requests = [each.last_cold_request for each in candidates]
+        self.last_turns = [each.last_request for each in candidates]
+        self.turns = max(self.last_turns)
         self.speeds = [each.speeds for each in candidates]
 
     def seats(self) -> Sequence[Candidate]:

@@ -128,6 +128,16 @@ class Standings:
             or base_s + min(before) / _TIMES * each_s + min(columns.running) * share_s + whole_s > bound_s
         )
 
+    def costs_no_more(self, other: int, at: int, prompt_tokens: int | None) -> bool:
+        """Whether an instance would cost no more than another one if neither had any of the prompt, give or take what
+        ties: only what it has draws the prompt to that one.
+        """
+        self._follow()
+        tokens = 0.0 if prompt_tokens is None else float(prompt_tokens)
+        load_s = self._short_s if 0 < tokens <= CHUNK_TOKENS else self._load_s
+        own_s, other_s = (load_s[place] + tokens * self._token_s[place] for place in (at, other))
+        return other_s <= _bound_s(own_s)
+
     def excesses(self, places: Iterable[int]) -> list[float]:
         """Return the uncached work that these were given lately, beyond the others, as far as that counts."""
         recent, scale, spread = self.columns.recent, self.columns.scale, self._spread

@@ -159,6 +159,13 @@ class FleetIndex:
             known = self._parent[known]
         return list(path)[::-1]
 
+    def is_continued(self, instance: InstanceId, block: BlockHash) -> bool:
+        """Return whether an instance holds a block that comes after this one: a prompt that goes on otherwise parts
+        here from one that was there before. O(1).
+        """
+        holder = self._by_instance.get(instance)
+        return holder is not None and holder.held.get(block, 0) >= ONE_CHILD
+
     def blocks_held(self, instance: InstanceId) -> Mapping[CacheTier, int]:
         holder = self._by_instance.get(instance)
         if holder is None:

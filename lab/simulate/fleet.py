@@ -377,6 +377,7 @@ class Fleet:
             gaps=gaps,
             decision_us=(quantile(tally.decision_s, 0.5) or 0.0) * 1e6,
             computed_tokens=sum(each.counters.computed_tokens for each in engines),
+            requests_by_instance=[each.counters.requests for each in engines],
             complete=complete,
             served=tally.served,
         )

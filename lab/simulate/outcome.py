@@ -3,10 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from engines.sim.gaps import GapHistogram
 from kvcontrol.core.blocks import CacheTier
+
+_MOST_SHOWN: Final = 16
+"""So many instances have their counts in a table one by one."""
 
 
 class Served(NamedTuple):
@@ -58,6 +61,7 @@ class FleetOutcome:
     gaps: GapHistogram
     decision_us: float
     computed_tokens: int
+    requests_by_instance: Sequence[int] = ()
     complete: bool = True
     served: Sequence[Served] = ()
 
@@ -75,6 +79,15 @@ class FleetOutcome:
     def of_ceiling(self) -> float:
         """Tokens found, as a share of the most that could be."""
         return self.found_tokens / self.ceiling_tokens if self.ceiling_tokens else 0.0
+
+    @property
+    def placed(self) -> str:
+        """How many requests each instance got; of many instances the least, the median and the most."""
+        counts = self.requests_by_instance
+        if len(counts) <= _MOST_SHOWN:
+            return " ".join(map(str, counts))
+        ordered = sorted(counts)
+        return f"{ordered[0]} to {ordered[-1]}, median {ordered[len(ordered) // 2]}"
 
     @property
     def shed_rate(self) -> float:

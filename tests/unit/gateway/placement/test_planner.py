@@ -96,6 +96,41 @@ class World:
             self.index.extend(plan.instance.id, CacheTier.HBM, list(zip(hashes, [None, *hashes[:-1]], strict=True)))
 
 
+@pytest.mark.parametrize("publishes", [True, False])
+@pytest.mark.parametrize("policy", ["cost_aware", "prefix_affinity"])
+@pytest.mark.parametrize("pause_s", [0.0, 300.0])
+@pytest.mark.parametrize("shared", [64, 640])
+def test_a_beginning_that_all_share_starves_no_instance_and_conversations_stay_where_they_are(
+    publishes: bool,  # noqa: FBT001
+    policy: str,
+    pause_s: float,
+    shared: int,
+) -> None:
+    world = World("a", "b", "c", "d", publishes=publishes, policy=policy)
+    homes: dict[int, str] = {}
+    counts = Counter[str]()
+    for turn in range(1, 4):
+        for chat in range(1, 41):
+            prompt = world.prompt((99, shared), (chat, 640 * turn))
+            plan = world.serve(prompt, cached=None)
+            home = homes.setdefault(chat, plan.instance.id)
+            assert plan.instance.id == home
+            counts[home] += 1
+            world.now_s += pause_s
+    assert min(counts.values()) >= 10
+    assert len(counts) == 4
+
+
+def test_an_instance_that_got_nothing_for_long_gets_a_prompt_that_shares_a_beginning_alone() -> None:
+    world = World("a", "b", policy="prefix_affinity")
+    assert world.serve(world.prompt((99, 64), (1, 64))).instance.id == "a"
+    for turn in range(2, 9):
+        assert world.serve(world.prompt((99, 64), (1, 64 * turn))).decision.reason == "longest_match"
+    spread = world.serve(world.prompt((99, 64), (2, 64)))
+    assert (spread.instance.id, spread.decision.basis, spread.decision.reason) == ("b", "load", "starved")
+    assert spread.uncached_tokens == 128
+
+
 def test_cold_prompts_spread_evenly_over_idle_instances() -> None:
     world = World("a", "b", "c", "d")
     seen = Counter(world.serve(world.prompt((number, 500))).instance.id for number in range(40))

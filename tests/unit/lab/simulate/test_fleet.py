@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from engines.sim.behaviour import Behaviour
 from gateway.routing import POLICIES
@@ -14,16 +16,21 @@ from lab.simulate.fleet import Fleet, FleetPlan
 from lab.simulate.outcome import FleetOutcome, quantile
 from lab.simulate.workload import Workload
 from lab.traces import Request
+from tests.support.examples import examples
 from tests.support.simulated import BLOCK, small_profile
 
 
-def conversations(count: int, turns: int, *, every_s: float, blocks: int = 4, output: int = 6) -> list[Request]:
-    """Chats that take turns; each turn is the one before and ``blocks`` more, after a system prompt of two blocks."""
+def conversations(  # noqa: PLR0913 - what chats may differ in
+    count: int, turns: int, *, every_s: float, blocks: int = 4, output: int = 6, shared: int = 2
+) -> list[Request]:
+    """Chats that take turns; each turn is the one before and ``blocks`` more, after a ``shared`` beginning."""
     return [
         Request(
-            block_ids=array("q", [1, 2, *(1000 * chat + 10 + place for place in range(blocks * (turn + 1)))]),
+            block_ids=array(
+                "q", [*range(1, 1 + shared), *(1000 * chat + 10 + place for place in range(blocks * (turn + 1)))]
+            ),
             block_tokens=BLOCK,
-            prompt_tokens=(2 + blocks * (turn + 1)) * BLOCK,
+            prompt_tokens=(shared + blocks * (turn + 1)) * BLOCK,
             at_s=every_s * (turn * count + chat),
             output_tokens=output,
         )
@@ -89,6 +96,24 @@ def test_routing_by_prefix_finds_more_than_turns_do() -> None:
     by_prefix, in_turn = serve(requests, hbm_blocks=150), serve(requests, router="round_robin", hbm_blocks=150)
     assert by_prefix.found_tokens > in_turn.found_tokens
     assert by_prefix.ttft(0.5) < in_turn.ttft(0.5)
+
+
+@pytest.mark.parametrize("router", ["cost_aware", "prefix_affinity"])
+@given(
+    instances=st.integers(2, 6),
+    shared=st.sampled_from([0, 1, 3, 8, 9]),
+    every_s=st.sampled_from([0.05, 0.5, 5.0, 120.0]),
+    turns=st.integers(1, 3),
+)
+@settings(max_examples=examples(40), deadline=None)
+def test_a_beginning_that_all_share_starves_no_instance(
+    router: str, instances: int, shared: int, every_s: float, turns: int
+) -> None:
+    requests = conversations(12 * instances, turns, every_s=every_s, shared=shared)
+    outcome = serve(requests, router=router, instances=instances, hbm_blocks=300, max_batch=16)
+    assert sum(outcome.requests_by_instance) == len(requests)
+    assert min(outcome.requests_by_instance) >= len(requests) / instances / 3
+    assert outcome.placed == " ".join(map(str, outcome.requests_by_instance))
 
 
 def test_the_same_seed_gives_the_same_fleet_to_the_last_digit() -> None:
