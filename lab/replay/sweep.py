@@ -4,7 +4,7 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -26,12 +26,15 @@ MIN: Final = "min"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sweep:
-    """What to replay, in at most ``jobs`` processes. ``by_time``: requests ordered by time, not as in the file."""
+    """What to replay, in at most ``jobs`` processes. ``by_time``: requests ordered by time, not as in the file. Of a
+    trace whose requests have more than ``most_accesses`` blocks in all, the beginning is replayed; 0: all.
+    """
 
     trace: Path
     policies: Sequence[PolicySpec]
     capacities: Sequence[int]
     by_time: bool = False
+    most_accesses: int = 0
     jobs: int = 1
 
     def check(self) -> None:
@@ -61,7 +64,18 @@ class SweepRow:
 
 def read(sweep: Sweep) -> list[Request]:
     """Return the sweep's requests in their order; raises ``TraceError``, ``OSError``."""
-    return read_by_time(sweep.trace) if sweep.by_time else list(read_trace(sweep.trace))
+    requests = read_by_time(sweep.trace) if sweep.by_time else list(read_trace(sweep.trace))
+    return list(_beginning(requests, sweep.most_accesses)) if sweep.most_accesses else requests
+
+
+def _beginning(requests: Iterable[Request], most_accesses: int) -> Iterator[Request]:
+    """Yield the first requests that have so many blocks in all, the first one in any case."""
+    accesses = 0
+    for number, each in enumerate(requests):
+        accesses += len(each.block_ids)
+        if number and accesses > most_accesses:
+            return
+        yield each
 
 
 def run(sweep: Sweep, requests: Sequence[Request], done: Callable[[str], None]) -> list[SweepRow]:

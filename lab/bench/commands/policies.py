@@ -37,7 +37,9 @@ def run_adaptive(  # noqa: PLR0913 - each is one option
     ] = None,
     seeds: Annotated[int, typer.Option(min=0, help="Random workloads of each of three capacities.")] = 10,
     jobs: Annotated[int, typer.Option(min=0, help="Processes; 0: one a core.")] = 0,
-    quick: Annotated[bool, typer.Option("--quick", help="Two capacities, one seed: to see that it runs.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Two capacities, one seed, beginnings of traces: to see that it runs.")
+    ] = False,
     as_json: AsJson = False,
     as_markdown: AsMarkdown = False,
 ) -> None:

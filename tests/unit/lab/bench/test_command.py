@@ -279,6 +279,14 @@ def test_adaptive_is_held_beside_lru_on_every_trace_of_a_folder(traces: Path) ->
     assert any(row["workload"].startswith("random habits") for row in report["beside_lru"])
 
 
+def test_a_quick_look_at_a_large_trace_replays_its_beginning(tmp_path: Path) -> None:
+    lines = [{"session": "s", "t": 9.0 * turn, "in": 64 * 3000, "runs": [[turn, 3000]]} for turn in range(100)]
+    (tmp_path / "large.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    report = json.loads(bench("adaptive", "--quick", "--traces", str(tmp_path), "--jobs", "1", "--json").stdout)
+    assert [row["requests"] for row in report["beside_lru"] if row["workload"] == "large.jsonl"] == [33, 33]
+    assert report["not_run"] == {"most capacities and seeds, and traces to their ends": "--quick"}
+
+
 def test_a_policy_that_falls_behind_lru_fails_with_where_it_does(traces: Path) -> None:
     arguments = (
         "adaptive",
