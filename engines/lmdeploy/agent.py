@@ -250,6 +250,8 @@ class EngineAgent:
         """Drop the blocks in HBM, whose pins stay; the tiers below keep theirs. The engine's thread."""
         self.pins.let_go()
         forget_cache(self._engine)
+        if self.pd is not None:
+            self.pd.pool_gone()
         if self.tiers is not None:
             self.tiers.announce_all()
 

@@ -1,7 +1,7 @@
 """An engine that is interrupted while it answers, and what each of its requests may have got then."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,13 +25,17 @@ class DisturbedEngine(TieredEngine):
     _got_tokens: int = 0
     _got_more: asyncio.Condition = field(default_factory=asyncio.Condition)
 
-    async def follow(self, prompt: Sequence[int], *, new_tokens: int, salt: str = "") -> Ended:
-        """Ask greedily, and return how it ended."""
+    async def follow(
+        self, prompt: Sequence[int], *, new_tokens: int, salt: str = "", carrying: Mapping[str, Any] | None = None
+    ) -> Ended:
+        """Ask greedily, and return how it ended; ``carrying`` are attributes that its headers would set."""
         from lmdeploy.messages import GenerationConfig
 
         config = GenerationConfig(max_new_tokens=new_tokens, top_k=1, temperature=1.0, ignore_eos=True)
         if salt:
             config.kvgate_cache_salt = salt
+        for name, value in (carrying or {}).items():
+            setattr(config, name, value)
         session, self._next_session = self._next_session, self._next_session + 1
         self.running.add(session)
         tokens: list[int] = []

@@ -36,6 +36,12 @@ class EngineThread:
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="local-engine")
         self._runner = asyncio.Runner()
+        self._kept: asyncio.AbstractEventLoop | None = None
+
+    def keep_running(self) -> None:
+        """Let the loop run between calls of ``run``, too, until ``close``: an engine that others talk to."""
+        self._kept = self.get_loop()
+        self._pool.submit(self._kept.run_forever)
 
     def call(self, function: Callable[[], T]) -> T:
         """Call a function on the thread."""
@@ -43,6 +49,8 @@ class EngineThread:
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the thread's loop, to its end."""
+        if self._kept is not None:
+            return asyncio.run_coroutine_threadsafe(work, self._kept).result()
         return self.call(lambda: self._runner.run(work))
 
     def get_loop(self) -> asyncio.AbstractEventLoop:
@@ -51,6 +59,8 @@ class EngineThread:
 
     def close(self) -> None:
         """Close the loop and end the thread."""
+        if self._kept is not None:
+            self._kept.call_soon_threadsafe(self._kept.stop)
         self.call(self._runner.close)
         self._pool.shutdown()
 

@@ -58,6 +58,10 @@ class PdDecode:
             transfer_s=self.transfer_s,
         )
 
+    def pool_gone(self) -> None:
+        """Forget all links, which name addresses of the engine's KV pool: it gets another one."""
+        self._links.clear()
+
     async def run(self, loop: Any) -> None:
         """LMDeploy's ``EngineLoop.migration_loop``, until its loop stops."""
         scheduler = loop.scheduler
@@ -167,7 +171,9 @@ class PdDecode:
         return [int(block) for block in self._engine.scheduler.get_block_tables([seq])[0]]
 
     def _link(self, fetch: Fetch, offer: Offer) -> str:
-        """Return LMDeploy's name of the link to a peer, which is made at the first transfer from its present life."""
+        """Return LMDeploy's name of the link to a peer, which is made at the first transfer from its present life into
+        the present KV pool.
+        """
         if self._links.get(fetch.source) == offer.epoch:
             return fetch.source
         from lmdeploy.pytorch.disagg.config import DistServeEngineConfig

@@ -1,7 +1,8 @@
 """Gives other instances blocks out of this one's tiers: the saving side of a prompt that is handed over.
 
 A prompt's last blocks are still on their way to DDR when its answer goes out, so a block that is arriving is waited
-for, and one that lies in NVMe alone is brought up. What isn't there then is not offered, and the peer computes it.
+for, and one that lies in NVMe alone is brought up. What isn't there then is not offered, and what is dropped on the way
+(other weights, a reset) is not sent: the peer computes it.
 """
 
 import time
@@ -56,6 +57,8 @@ class PdLender:
                 checksums=[each.seal.checksum for each in lent],
             )
             for each in lent[: offer_blocks(connection, offer)]:
+                if each.block.dropped:
+                    raise TransferError("refused", "the blocks were dropped while a peer read them")
                 with arena.view(each.slot) as view:
                     connection.send(view)
             expect(connection, TAKEN)

@@ -66,8 +66,14 @@ class PdPart:
         if self.tiers is not None:
             self.tiers.close()
 
+    def pool_gone(self) -> None:
+        """Forget where the engine's KV pool was; the engine's thread."""
+        if self.decode is not None:
+            self.decode.pool_gone()
+
     def weights_changed(self) -> None:
-        """Drop prompts of the old weights; the engine's thread."""
+        """Drop prompts of the old weights, whose pool may be gone, too; the engine's thread."""
+        self.pool_gone()
         if self.prefill is not None:
             self.prefill.give_up_all()
 

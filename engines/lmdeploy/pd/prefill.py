@@ -101,6 +101,8 @@ class PdPrefill:
         """See ``Larder``: pool by pool and block by block, as LMDeploy plans its transfers."""
         import torch
 
+        if self._engine.executor.model_agent.cache_engine is None:
+            raise TransferError("refused", "the engine was put to sleep while a peer read the prompt")
         for pool in pools_of(self._engine):
             if pool.tensor.numel() == 0:
                 continue

@@ -13,7 +13,7 @@ import pytest
 from engines.lmdeploy.engine_calls import EngineCalls
 from engines.lmdeploy.offload.plan import SupplyPath
 from engines.lmdeploy.offload.tiers import EngineTiers
-from engines.lmdeploy.pd.block_wire import BlockOffer, offer_blocks, read_wanted, refuse
+from engines.lmdeploy.pd.block_wire import BlockOffer, Wanted, ask, offer_blocks, read_wanted, refuse, take
 from engines.lmdeploy.pd.borrower import PdBorrower
 from engines.lmdeploy.pd.lender import PdLender
 from engines.lmdeploy.pd.networks import LOOPBACK, parse_networks
@@ -337,6 +337,24 @@ async def test_what_is_lent_stays_readable_though_it_is_dropped(world: World) ->
     world.other.hierarchy.check_integrity()
     world.other.hierarchy.exchange.back(lent)
     assert world.other.hierarchy.exchange.lend(chain.keys) == []
+
+
+async def test_what_is_dropped_before_a_peer_takes_it_is_not_sent(world: World) -> None:
+    chain = chain_of(3)
+    world.other.save(records_of(chain))
+
+    def offered_and_dropped() -> bytes:
+        sock = socket.create_connection((world.source.host, world.source.port), timeout=LIMIT_S)
+        with Connection(sock, deadline_s=time.monotonic() + LIMIT_S) as connection:
+            offer = ask(connection, Wanted(layout=LAYOUT, keys=list(chain.keys)))
+            world.calls(world.other.hierarchy.drop, timeout_s=LIMIT_S)
+            take(connection, len(offer.checksums))
+            with suppress(TransferError):
+                return bytes(connection.receive(1))
+            return b""
+
+    assert await asyncio.to_thread(offered_and_dropped) == b""
+    assert world.lender.handed_over == 0
 
 
 async def test_what_comes_is_written_on_like_what_is_saved() -> None:
