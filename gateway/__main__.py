@@ -37,6 +37,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run, and return the exit code."""
     parser = _parser()
     arguments = parser.parse_args(argv)
+    _leave_out_torch()
     try:
         if arguments.workers is not None:
             os.environ[f"{PREFIX}WORKERS"] = str(arguments.workers)
@@ -75,6 +76,12 @@ def _parser() -> argparse.ArgumentParser:
     for name, kind in (("worker", str), ("worker-folder", Path), ("listen-fd", int), ("lifeline-fd", int)):
         parser.add_argument(f"--{name}", type=kind, help=argparse.SUPPRESS)  # how workers are started
     return parser
+
+
+def _leave_out_torch() -> None:
+    """Let transformers find no PyTorch: a tokenizer needs none, and its import costs two seconds and 200 MB."""
+    sys.modules.setdefault("torch", None)  # type: ignore[arg-type]  # what the import system takes for "not installed"
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # a line about what can't be done without it
 
 
 def _serve_as_worker(settings: Settings, arguments: argparse.Namespace) -> int:

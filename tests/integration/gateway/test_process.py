@@ -14,9 +14,11 @@ import aiohttp
 import psutil
 import pytest
 
+from gateway.fingerprint import load_tokenizer
 from tests.support.fleet import CHAT, chat, script
 from tests.support.running_gateway import eventually
 from tests.support.scripted_engine import ScriptedEngine
+from tests.support.tokenizer_kinds import byte_fallback
 
 
 async def start(tmp_path: Path, *arguments: str, **settings: str) -> Process:
@@ -89,6 +91,21 @@ async def test_what_outlasts_the_grace_period_ends_with_an_error_and_the_log_has
     assert '"code":"shutting_down"' in events[-3]
     assert "Traceback" not in log.decode()
     assert " ERROR " not in log.decode()
+
+
+async def test_a_tokenizer_brings_no_pytorch_into_the_gateway(tmp_path: Path) -> None:
+    text = "It's 1234.5 miles, isn't it?"
+    folder = byte_fallback(tmp_path / "model")
+    process = await start(tmp_path, KVGATE_TOKENIZER=str(folder))
+    url = await listening(process)
+    async with aiohttp.ClientSession() as session, session.post(url + "/tokenize", json={"prompt": text}) as answer:
+        said = await answer.json()
+    mapped = {each.path for each in psutil.Process(process.pid).memory_maps()}
+    process.send_signal(signal.SIGTERM)
+    await asyncio.wait_for(process.communicate(), 60)
+    assert said["tokens"] == load_tokenizer(folder).token_ids(text, special=True)
+    assert [each for each in mapped if "tokenizers" in each]
+    assert [each for each in mapped if "torch" in each] == []
 
 
 async def _answered(session: aiohttp.ClientSession, url: str, how: str) -> tuple[int, str]:
