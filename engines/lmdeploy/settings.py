@@ -17,9 +17,10 @@ from engines.lmdeploy.pd.networks import LOOPBACK, Network, parse_networks
 from engines.models.cache import cache_dir
 from kvcontrol import tracing
 from kvcontrol.core.tenant import SHARED_TENANT
+from kvcontrol.core.watermarks import Watermarks
+from kvcontrol.core.write_mode import WriteMode
 from kvcontrol.kv_policy import DEFAULT_POLICY, MigrationMode, ShadowPolicies
 from kvcontrol.kv_policy.spec import parse_spec, parse_specs
-from kvcontrol.kv_runtime import Watermarks, WriteMode
 from kvcontrol.scheduler_ir.pacing import ITL_TARGET, make_pace
 from kvcontrol.scheduler_ir.strategies import DEFAULT_STRATEGY, make_strategy
 from kvcontrol.tracing import Collector, TracingError

@@ -5,8 +5,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from gateway.loopback import is_loopback
 from gateway.registry.addresses import AddressRules
-from gateway.settings import is_loopback
 from kvcontrol.core.control import InstanceStats
 from kvcontrol.core.errors import IdentityError
 from kvcontrol.core.pd import parse_endpoint

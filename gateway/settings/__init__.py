@@ -3,7 +3,6 @@
 from gateway.settings.access import ANY_ORIGIN, ApiKeySettings
 from gateway.settings.fleet import InstanceSettings
 from gateway.settings.problems import PREFIX
-from gateway.settings.server import is_loopback
 from gateway.settings.settings import Settings, load_settings, setting_fields
 
 __all__ = [
@@ -12,7 +11,6 @@ __all__ = [
     "ApiKeySettings",
     "InstanceSettings",
     "Settings",
-    "is_loopback",
     "load_settings",
     "setting_fields",
 ]

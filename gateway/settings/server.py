@@ -1,7 +1,5 @@
 """Settings of the server: address, bounds of connections, and shutdown."""
 
-import ipaddress
-
 from pydantic import Field
 
 from gateway.settings.section import Seconds, Section
@@ -42,13 +40,3 @@ class ServerSettings(Section):
     shutdown_grace_s: Seconds = Field(
         10.0, description="Time for running requests to end after a stop signal, in seconds."
     )
-
-
-def is_loopback(host: str) -> bool:
-    """Whether an address to listen on can be reached from this machine alone."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
 from gateway.errors import SettingsError
+from gateway.loopback import is_loopback
 from gateway.settings.access import AccessSettings
 from gateway.settings.admission import AdmissionSettings
 from gateway.settings.fleet import FleetSettings
@@ -23,7 +24,7 @@ from gateway.settings.requests import RequestSettings
 from gateway.settings.routing import RoutingSettings
 from gateway.settings.section import Section
 from gateway.settings.separation import SeparationSettings
-from gateway.settings.server import ServerSettings, is_loopback
+from gateway.settings.server import ServerSettings
 from gateway.settings.state import StateSettings
 from gateway.settings.telemetry import TelemetrySettings
 from gateway.settings.upstream import UpstreamSettings

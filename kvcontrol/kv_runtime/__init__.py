@@ -4,7 +4,6 @@ from kvcontrol.kv_runtime.arena import HostArena
 from kvcontrol.kv_runtime.backend_protocol import BlockStatus, Fence, KVBackendProtocol, Move
 from kvcontrol.kv_runtime.block_file import BlockFileSpec
 from kvcontrol.kv_runtime.crew import SteppedCrew, ThreadCrew
-from kvcontrol.kv_runtime.demoter import WriteMode
 from kvcontrol.kv_runtime.errors import (
     AllocationError,
     ArenaError,
@@ -28,7 +27,6 @@ from kvcontrol.kv_runtime.refusal import NoSpace, Shortage
 from kvcontrol.kv_runtime.residency import Loss
 from kvcontrol.kv_runtime.slab import SlabAllocator
 from kvcontrol.kv_runtime.ticket import Change, Finished, Reason, SaveRequest, TicketId, TicketKind
-from kvcontrol.kv_runtime.tier_space import Watermarks
 
 __all__ = [
     "NO_QUOTA",
@@ -77,7 +75,5 @@ __all__ = [
     "ThreadCrew",
     "TicketId",
     "TicketKind",
-    "Watermarks",
-    "WriteMode",
     "checksum",
 ]

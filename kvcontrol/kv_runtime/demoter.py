@@ -10,12 +10,13 @@ A device that fails again and again is left alone for a while; what could not be
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from enum import StrEnum
 from itertools import groupby
 from typing import Final
 
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.ids import BlockId
+from kvcontrol.core.watermarks import Watermarks
+from kvcontrol.core.write_mode import WriteMode
 from kvcontrol.kv_runtime.flights import Flights, Item
 from kvcontrol.kv_runtime.migration_gate import MigrationGate
 from kvcontrol.kv_runtime.migrator import KVMigrator
@@ -24,7 +25,6 @@ from kvcontrol.kv_runtime.quota import QuotaManager
 from kvcontrol.kv_runtime.residency import Loss, Residency
 from kvcontrol.kv_runtime.resident import Block
 from kvcontrol.kv_runtime.ticket import Ticket
-from kvcontrol.kv_runtime.tier_space import Watermarks
 
 _DDR: Final = CacheTier.DDR
 _NVME: Final = CacheTier.NVME
@@ -39,17 +39,6 @@ _STEP_BLOCKS: Final = 256
 
 NO_SPACE: Final = "no_room"
 NOT_WORTH: Final = "not_worth"
-
-
-class WriteMode(StrEnum):
-    """When a block is written to NVMe."""
-
-    THROUGH = "write_through"
-    """As soon as it is in DDR."""
-    BACK = "write_back"
-    """When DDR is past its high watermark and the block is the next to go."""
-    SECOND_USE = "write_on_second_use"
-    """When it is asked for again while it is in DDR."""
 
 
 class Demoter:

@@ -3,10 +3,10 @@
 import os
 from dataclasses import dataclass, field
 
+from kvcontrol.core.watermarks import Watermarks
+from kvcontrol.core.write_mode import WriteMode
 from kvcontrol.kv_policy.migration import MigrationMode
-from kvcontrol.kv_runtime.demoter import WriteMode
 from kvcontrol.kv_runtime.migrator_config import MigratorConfig
-from kvcontrol.kv_runtime.tier_space import Watermarks
 
 
 def _checksum_workers() -> int:

@@ -6,7 +6,6 @@ whose block goes is the quotas' to say. Any policy will do: a head stays as long
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from typing import Final
 
@@ -27,21 +26,6 @@ enough, it gets nothing and takes nothing away."""
 
 _ROUNDS: Final = 3
 """A block that nobody holds must stay where one after it is held: others are then asked for."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Watermarks:
-    """Past ``high`` (a share of the tier's slots in use) blocks go in the background until ``low`` is reached.
-
-    1.0 means: not before somebody needs a slot. ``ValueError`` unless 0 < low <= high <= 1.
-    """
-
-    high: float = 1.0
-    low: float = 1.0
-
-    def __post_init__(self) -> None:
-        if not 0 < self.low <= self.high <= 1:
-            raise ValueError(f"watermarks: high {self.high}, low {self.low}; allowed is 0 < low <= high <= 1")
 
 
 class TierSpace:

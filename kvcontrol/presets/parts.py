@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from kvcontrol.core.write_mode import WriteMode
 from kvcontrol.kv_policy import POLICIES
-from kvcontrol.kv_runtime import WriteMode
 from kvcontrol.presets.section import Section
 
 SHIPPED_POLICIES: Final = tuple(POLICIES)

@@ -2,8 +2,8 @@
 
 import os
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from kvcontrol.presets import Preset
 from kvgate.display import plain
 from kvgate.engine.block_size import need_possible_block_size
 from kvgate.engine.checks import need_fitting_memory, need_possible_role
@@ -18,6 +18,9 @@ from kvgate.engine.tiers import TierOptions
 from kvgate.host.machine import choose_gpus
 from kvgate.host.paths import make_socket_dir, socket_endpoint
 from kvgate.options import takes
+
+if TYPE_CHECKING:
+    from kvcontrol.presets import Preset
 
 
 @takes(EngineOptions)
@@ -56,7 +59,7 @@ def engine(options: EngineOptions) -> None:
     os.execve(command[0], command, instance.environment())  # noqa: S606 - the same process goes on as the engine
 
 
-def _with_tiers(limits: EngineLimits, tiers: TierOptions, preset: Preset | None, model: Model) -> EngineLimits:
+def _with_tiers(limits: EngineLimits, tiers: TierOptions, preset: "Preset | None", model: Model) -> EngineLimits:
     """Return the limits with tiers and with the preset's settings, which are printed. Raises ``CommandError``."""
     not_applied: list[str] = []
     if preset is not None and tiers.ddr_bytes:

@@ -3,14 +3,17 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from kvcontrol.presets import Evidence, Preset, Presets
 from kvgate.engine.finding import Finding, Verdict
 from kvgate.engine.presets import LAUNCHABLE
 from kvgate.engine.tiers import TierOptions
 from kvgate.failure import CommandError
 from kvgate.host.machine import Gpu, available_memory_bytes, core_count, gpu_memory_bytes
 from kvgate.host.storage import direct_io_problem, file_system_of, held_bytes, nearest_existing
+
+if TYPE_CHECKING:
+    from kvcontrol.presets import Preset
 
 NOT_MEASURED = "not measured"
 SPARE_MEMORY_BYTES = 4 << 30
@@ -38,7 +41,7 @@ class Machine:
         )
 
 
-def examine_preset(preset: Preset, tiers: TierOptions, machine: Machine, instances: int) -> list[Finding]:
+def examine_preset(preset: "Preset", tiers: TierOptions, machine: Machine, instances: int) -> list[Finding]:
     """Check a preset whose tiers are as told for so many engine instances."""
     own = [tiers.of_instance(index) for index in range(instances)] if instances > 1 else [tiers]
     findings = [
@@ -70,7 +73,7 @@ def need_fitting_tiers(own: Sequence[TierOptions]) -> None:
                 raise CommandError(f"cannot create the folder {folder}: {error.strerror}", f"see {option}") from error
 
 
-def check_hardware(preset: Preset, machine: Machine) -> Finding:
+def check_hardware(preset: "Preset", machine: Machine) -> Finding:
     """Kvgate runs on it, and it is what this machine has."""
     device = preset.engine.device
     if device not in LAUNCHABLE:
@@ -89,6 +92,8 @@ def check_hardware(preset: Preset, machine: Machine) -> Finding:
             advice="check nvidia-smi and CUDA_VISIBLE_DEVICES, or use --hardware cpu",
         )
     seen = machine.gpus[0].name if device == "cuda" else f"CPU, {machine.cores} cores"
+    from kvcontrol.presets import Evidence, Presets
+
     if preset.evidence is Evidence.NONE:
         return Finding(
             check="hardware",
@@ -106,7 +111,7 @@ def check_hardware(preset: Preset, machine: Machine) -> Finding:
     return Finding(check="hardware", verdict=Verdict.OK, found=f"{preset.hardware} on {seen}")
 
 
-def check_gpu_memory(preset: Preset, machine: Machine) -> Finding:
+def check_gpu_memory(preset: "Preset", machine: Machine) -> Finding:
     """The GPU has the memory that the preset's batch is made for."""
     if preset.engine.device != "cuda":
         return Finding(check="gpu memory", verdict=Verdict.OK, found="no GPU memory is needed")
@@ -123,7 +128,7 @@ def check_gpu_memory(preset: Preset, machine: Machine) -> Finding:
     return Finding(check="gpu memory", verdict=Verdict.OK, found=_gib(have))
 
 
-def check_cores(preset: Preset, machine: Machine, instances: int) -> Finding:
+def check_cores(preset: "Preset", machine: Machine, instances: int) -> Finding:
     """There are cores for the engines' loops and transfer threads."""
     wanted = preset.host_cores * instances
     if machine.cores < wanted:
@@ -217,15 +222,17 @@ def check_direct_io(own: Sequence[TierOptions]) -> Finding:
     return Finding(check="direct i/o", verdict=Verdict.OK, found=f"O_DIRECT works in {existing}")
 
 
-def tell_unmeasured(preset: Preset) -> Finding:
+def tell_unmeasured(preset: "Preset") -> Finding:
     """Which of the values are no readings."""
+    from kvcontrol.presets import Evidence
+
     if preset.evidence is Evidence.NONE:
         found = f"all of it: no reading is from {preset.hardware}"
         return Finding(check=NOT_MEASURED, verdict=Verdict.WARN, found=found)
     return Finding(check=NOT_MEASURED, verdict=Verdict.OK, found=", ".join(unmeasured_keys(preset)))
 
 
-def unmeasured_keys(preset: Preset) -> list[str]:
+def unmeasured_keys(preset: "Preset") -> list[str]:
     """Return the keys of the preset's values that nobody measured on its hardware."""
     return [key for key, value in preset.values().items() if value is not None and key in preset.not_measured]
 

@@ -1,16 +1,18 @@
 """What a preset's quotas become: shares of the tiers for tenants that are known when engines start."""
 
 from collections.abc import Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from kvcontrol.presets import Preset
 from kvgate.engine.tiers import TenantShares
+
+if TYPE_CHECKING:
+    from kvcontrol.presets import Preset
 
 _LEAST_TENANTS: Final = 2
 _ROUNDING: Final = 1e-9
 
 
-def shares_of_preset(preset: Preset, tenants: Sequence[str] | None) -> tuple[TenantShares, list[str]]:
+def shares_of_preset(preset: "Preset", tenants: Sequence[str] | None) -> tuple[TenantShares, list[str]]:
     """Return the shares that a preset asks for, and in words what of it isn't applied and why.
 
     ``tenants`` None is an engine that is started without its gateway, so that nobody's name is known.

@@ -4,24 +4,28 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from kvcontrol.presets import Preset, Presets, UnknownPresetError
 from kvgate.engine.instance import EngineLimits
 from kvgate.engine.model import Model
 from kvgate.failure import CommandError
 from kvgate.host.machine import Gpu
+
+if TYPE_CHECKING:
+    from kvcontrol.presets import Preset
 
 CPU: Final = "cpu"
 LAUNCHABLE: Final = frozenset({"cuda", "cpu"})
 """The devices that kvgate can start an engine on."""
 
 
-def choose_preset(name: str, hardware: str | None, gpus: Sequence[Gpu]) -> Preset:
+def choose_preset(name: str, hardware: str | None, gpus: Sequence[Gpu]) -> "Preset":
     """Return the preset for the hardware that was named, or else for what this machine has.
 
     Raises ``CommandError`` for an unknown name, and for a GPU that no hardware part stands for.
     """
+    from kvcontrol.presets import Presets, UnknownPresetError
+
     presets = Presets.shipped()
     if hardware is None:
         hardware = presets.recognise(gpus[0].name) if gpus else CPU
@@ -36,7 +40,7 @@ def choose_preset(name: str, hardware: str | None, gpus: Sequence[Gpu]) -> Prese
         raise CommandError(str(error), "kvgate doctor lists the presets") from error
 
 
-def preset_of_options(name: str | None, hardware: str | None, gpus: Sequence[Gpu]) -> Preset | None:
+def preset_of_options(name: str | None, hardware: str | None, gpus: Sequence[Gpu]) -> "Preset | None":
     """Return the preset that an engine is to be started with, if any.
 
     Raises ``CommandError`` as ``choose_preset``, and for hardware that engines can't be started on here.
@@ -54,7 +58,7 @@ def preset_of_options(name: str | None, hardware: str | None, gpus: Sequence[Gpu
     return preset
 
 
-def with_preset(limits: EngineLimits, preset: Preset, model: Model, engines_per_gpu: int) -> EngineLimits:
+def with_preset(limits: EngineLimits, preset: "Preset", model: Model, engines_per_gpu: int) -> EngineLimits:
     """Return the limits with what nobody set taken from the preset.
 
     A context is never longer than the model's. Engines on one GPU share what the preset gives to one.
@@ -77,7 +81,7 @@ def with_preset(limits: EngineLimits, preset: Preset, model: Model, engines_per_
     )
 
 
-def preset_line(preset: Preset, not_applied: Sequence[str]) -> str:
+def preset_line(preset: "Preset", not_applied: Sequence[str]) -> str:
     """Return what a person who starts engines with a preset should know, in one line."""
     return "; ".join([f"Preset {preset.name} on {preset.hardware}", *preset.notes, *not_applied])
 

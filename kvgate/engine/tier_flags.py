@@ -3,15 +3,18 @@
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from kvcontrol.kv_runtime import Watermarks, WriteMode
-from kvcontrol.presets import Preset, TierPart
+from kvcontrol.core.watermarks import Watermarks
+from kvcontrol.core.write_mode import WriteMode
 from kvgate.engine.tiers import TierOptions
 from kvgate.engine.units import parse_bytes
 from kvgate.failure import CommandError
+
+if TYPE_CHECKING:
+    from kvcontrol.presets import Preset, TierPart
 
 NONE: Final = "none"
 """What switches off what a preset asks for."""
@@ -69,7 +72,7 @@ def nvme_root_dir() -> Path:
     return cache_dir() / "tiers"
 
 
-def tier_options(flags: TierFlags, preset: Preset | None, model_name: str, nvme_root: Path) -> TierOptions:
+def tier_options(flags: TierFlags, preset: "Preset | None", model_name: str, nvme_root: Path) -> TierOptions:
     """Return the tiers: the options' word, else the preset's, else none. Raises ``CommandError`` for half of a tier.
 
     Files whose place nobody named carry the model's name: a file of one model's blocks is refused to another's engine.
@@ -118,7 +121,7 @@ def tier_options(flags: TierFlags, preset: Preset | None, model_name: str, nvme_
     )
 
 
-def _marks(tier: TierPart) -> Watermarks:
+def _marks(tier: "TierPart") -> Watermarks:
     return Watermarks(high=tier.high_watermark, low=tier.low_watermark)
 
 

@@ -3,7 +3,8 @@
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from kvcontrol.kv_runtime import Watermarks, WriteMode
+from kvcontrol.core.watermarks import Watermarks
+from kvcontrol.core.write_mode import WriteMode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,11 +7,11 @@ import time
 from collections.abc import Coroutine
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
 from kvcontrol.core.control import STATS_PATH
-from kvcontrol.presets import Preset
 from kvgate.boards import StartBoard
 from kvgate.display import plain
 from kvgate.engine.block_size import need_possible_block_size
@@ -43,8 +43,10 @@ from kvgate.up.stack import (
     plan_instances,
     with_fair_threads,
 )
-from kvgate.up.tenants import tenants_of_keys
 from kvgate.up.topology import Topology
+
+if TYPE_CHECKING:
+    from kvcontrol.presets import Preset
 
 DEFAULT_INSTANCES = 2
 
@@ -94,11 +96,13 @@ def up(options: UpOptions) -> None:
 
 
 def _with_preset(
-    limits: EngineLimits, preset: Preset, model: Model, gateway: GatewayOptions, engines_per_gpu: int
+    limits: EngineLimits, preset: "Preset", model: Model, gateway: GatewayOptions, engines_per_gpu: int
 ) -> EngineLimits:
     """Return the limits with the preset's settings and its quotas for the gateway's tenants; print what applies."""
     not_applied: list[str] = []
     if limits.tiers.ddr_bytes:
+        from kvgate.up.tenants import tenants_of_keys
+
         shares, not_applied = shares_of_preset(preset, tenants_of_keys(gateway))
         limits = replace(limits, tiers=replace(limits.tiers, shares=shares))
     plain(preset_line(preset, not_applied))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
-from gateway.settings import is_loopback
+from gateway.loopback import is_loopback
 from kvcontrol.core.roles import KVTransport
 from kvgate.engine.checks import need_fitting_memory
 from kvgate.engine.instance import HEALTH_PATH, EngineLimits, Instance

@@ -50,8 +50,8 @@ def test_the_list_of_commands_imports_none_of_them() -> None:
 @pytest.mark.parametrize(
     ("words", "other"),
     [
-        (["up", "--model", "/nonexistent"], set()),
-        (["engine", "--model", "/nonexistent"], {"gateway", "httpx2"}),
+        (["up", "--model", "/nonexistent"], {"pydantic_settings", "yaml"}),
+        (["engine", "--model", "/nonexistent"], {"gateway", "httpx2", "pydantic_settings", "yaml"}),
         (["doctor", "--hardware", "x"], {"gateway", "httpx2"}),
         (["admin", "--url", "http://127.0.0.1:1", "--admin-key", "k" * 32, "tenants", "list"], {"engines"}),
         (["top", "--once", "--url", "http://127.0.0.1:1", "--admin-key", "k" * 32], {"engines"}),

@@ -3,7 +3,7 @@
 import pytest
 
 from engines.lmdeploy.settings import EngineSettings, SettingsError
-from kvcontrol.kv_runtime import Watermarks
+from kvcontrol.core.watermarks import Watermarks
 
 
 @pytest.fixture(autouse=True)

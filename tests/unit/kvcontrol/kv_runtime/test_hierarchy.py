@@ -6,7 +6,8 @@ import pytest
 
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.ids import BlockId
-from kvcontrol.kv_runtime import BlockStatus, Reason, SaveRequest, WriteMode
+from kvcontrol.core.write_mode import WriteMode
+from kvcontrol.kv_runtime import BlockStatus, Reason, SaveRequest
 from tests.support.memory_tier import MemoryDisk
 from tests.support.tiers import BLOCK_BYTES, Rig, config_of, path, record
 

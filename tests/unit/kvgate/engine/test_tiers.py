@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from engines.lmdeploy.settings import EngineSettings
-from kvcontrol.kv_runtime import Watermarks, WriteMode
+from kvcontrol.core.watermarks import Watermarks
+from kvcontrol.core.write_mode import WriteMode
 from kvcontrol.presets import Presets
 from kvgate.engine.tier_flags import TierFlags, tier_options
 from kvgate.engine.tiers import TierOptions
