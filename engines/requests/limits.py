@@ -18,6 +18,18 @@ class RefusedError(ValueError):
     """The engine can't run this request; the message names the field and what is allowed."""
 
 
+class TooLongError(RefusedError):
+    """A prompt of ``tokens`` tokens, or of so many at least, is longer than the context of ``most`` tokens."""
+
+    def __init__(self, tokens: int, most: int) -> None:
+        super().__init__(
+            f"This model's maximum context length is {most} tokens. However, the input has {tokens} tokens at least. "
+            "Please reduce its length."
+        )
+        self.tokens = tokens
+        self.most = most
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLimits:
     """What an engine can take; the engine process tells the api_server."""
@@ -54,6 +66,12 @@ def check_prompt(ids: Sequence[int], limits: EngineLimits) -> None:
     check_ids("input_ids", ids, limits)
 
 
+def check_length(tokens: int, limits: EngineLimits) -> None:
+    """Raise ``TooLongError`` for more tokens than the context has."""
+    if tokens > limits.context_tokens:
+        raise TooLongError(tokens, limits.context_tokens)
+
+
 def check_ids(field: str, ids: Sequence[int], limits: EngineLimits) -> None:
     """Raise ``RefusedError`` for the first of ``ids`` that is no token of the model. On both event loops: about 40 ns
     a token, where all are fine.
@@ -85,10 +103,7 @@ def settle(sampling: Sampling, limits: EngineLimits, *, prompt_tokens: int) -> N
         raise RefusedError(f"top_k is {_short(sampling.top_k)}; 0 (all tokens) or more is allowed")
     if sampling.top_k >= limits.vocab_tokens:
         sampling.top_k = 0
-    if prompt_tokens + min(sampling.max_new_tokens, 1) > limits.context_tokens:
-        raise RefusedError(
-            f"the prompt has {prompt_tokens} tokens; this engine holds {limits.context_tokens} with those to generate"
-        )
+    check_length(prompt_tokens + min(sampling.max_new_tokens, 1), limits)
     sampling.max_new_tokens = min(sampling.max_new_tokens, limits.context_tokens - prompt_tokens)
     _check_range("min_new_tokens", sampling.min_new_tokens, 0, sampling.max_new_tokens)
     sampling.stop_ids = _producible(sampling.stop_ids, limits)

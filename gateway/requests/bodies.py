@@ -11,6 +11,7 @@ import msgspec
 from gateway.errors import InvalidRequestError
 from gateway.fingerprint.canonical import Prompt, TextPrompt, TokenPrompt, Unreadable, canonical_chat
 from gateway.fingerprint.opaque import Opaque
+from kvcontrol.tokenization import MOST_CHARS_PER_TOKEN
 
 _TEMPLATE: Final = "chat_template"
 _MOST_INPUTS: Final = 2048
@@ -189,9 +190,8 @@ class EmbeddingsBody(OtherBody, frozen=True, kw_only=True):
     def prompt_of(self) -> Prompt:
         if not self.input:
             raise _empty("input")
-        texts = [self.input] if isinstance(self.input, str) else self.input
-        longest = max((len(text) for text in texts if isinstance(text, str)), default=0)
-        return Unreadable(reason="no_generation", chars=longest)
+        prompts = self.input if isinstance(self.input, list) and isinstance(self.input[0], str | list) else [self.input]
+        return Unreadable(reason="no_generation", chars=max(map(_most_chars, prompts)))
 
 
 class CompletionBody(Body, frozen=True, kw_only=True):
@@ -236,6 +236,17 @@ class CompletionBody(Body, frozen=True, kw_only=True):
             case ids:
                 check_tokens(ids, "prompt")
                 return TokenPrompt(token_ids=tuple(ids))
+
+
+def _most_chars(prompt: Any) -> int:
+    """How long the text of a prompt is, at most where it is token ids; 0 for what is neither."""
+    match prompt:
+        case str():
+            return len(prompt)
+        case list():
+            return len(prompt) * MOST_CHARS_PER_TOKEN
+        case _:
+            return 0
 
 
 def _count(prompts: str | list[Any]) -> int:

@@ -8,6 +8,7 @@ from gateway.fingerprint.canonical import TextPrompt
 from gateway.placement.separation import RequestSize
 from gateway.requests.call import Call
 from gateway.types import Operation, RequestId, Tenant
+from kvcontrol import tokenization
 
 _ANSWERING = frozenset(
     {Operation.CHAT, Operation.COMPLETIONS, Operation.RESPONSES, Operation.MESSAGES, Operation.GENERATE}
@@ -17,8 +18,6 @@ _SEPARABLE = frozenset({Operation.CHAT, Operation.COMPLETIONS})
 _COUNTING = frozenset({Operation.COUNT_TOKENS, Operation.TOKENIZE, Operation.DETOKENIZE})
 """They cost a request and no tokens: nothing is computed from them."""
 _BYTES_PER_TOKEN = 4
-MOST_CHARS_PER_TOKEN = 32
-"""Of texts that are no runs of one character: English has 4 to 5, tables and indented code up to 10."""
 _MULTIMODAL_TOKENS = 4096
 """What a prompt's images and other opaque parts are taken for at most: their bytes say nothing about their tokens."""
 _MOST_TOKENS = 1 << 40
@@ -56,13 +55,13 @@ def least_tokens(call: Call) -> int:
         case TokenPrompt(token_ids=ids):
             return len(ids)
         case TextPrompt(text=text):
-            return len(text) // MOST_CHARS_PER_TOKEN
+            return tokenization.least_tokens(len(text))
         case ChatPrompt(messages=messages):
             contents = (message.get("content") for message in messages)
             parts = chain.from_iterable(each if isinstance(each, list) else (each,) for each in contents)
-            return sum(len(text) for text in parts if isinstance(text, str)) // MOST_CHARS_PER_TOKEN
+            return tokenization.least_tokens(sum(len(text) for text in parts if isinstance(text, str)))
         case Unreadable(chars=chars):
-            return chars // MOST_CHARS_PER_TOKEN
+            return tokenization.least_tokens(chars)
 
 
 def admission_of_counting(tenant: Tenant) -> AdmissionRequest:

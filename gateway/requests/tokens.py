@@ -18,10 +18,10 @@ from gateway.fingerprint.tokenizer import LongRunError, ModelTokenizer
 from gateway.registry import Registry
 from gateway.registry.missing_model import missing_model
 from gateway.requests.bodies import check_template_kwargs, check_tokens
-from gateway.requests.estimate import MOST_CHARS_PER_TOKEN
 from gateway.requests.shape import check_shape
 from gateway.types import Operation, Tenant
 from kvcontrol.core.errors import UNREADABLE
+from kvcontrol.tokenization import least_tokens
 
 TOKEN_OPERATIONS: Final = frozenset({Operation.TOKENIZE, Operation.DETOKENIZE})
 
@@ -117,7 +117,7 @@ class TokenApi:
     def _check_length(self, text: str) -> None:
         """Raise ``ContextLengthError`` for a text that is far too long: its tokens take many times its memory."""
         most = self._context_length()
-        least = len(text) // MOST_CHARS_PER_TOKEN
+        least = least_tokens(len(text))
         if most is not None and least > most:
             raise ContextLengthError(
                 f"the text has at least {least} tokens; the model's context has {most}: send it in parts",

@@ -9,6 +9,7 @@ from kvcontrol.tokenization.encoder import (
     choose_encoder,
     disagreement,
 )
+from kvcontrol.tokenization.lengths import MOST_CHARS_PER_TOKEN, least_tokens
 from kvcontrol.tokenization.pieces import (
     ManyPiecesError,
     Memoryless,
@@ -19,6 +20,7 @@ from kvcontrol.tokenization.pieces import (
 )
 
 __all__ = [
+    "MOST_CHARS_PER_TOKEN",
     "PART_CHARS",
     "Cuts",
     "FastokensEncoder",
@@ -32,5 +34,6 @@ __all__ = [
     "TextEncoder",
     "choose_encoder",
     "disagreement",
+    "least_tokens",
     "remembering",
 ]

@@ -76,7 +76,7 @@ REFUSED = {
         "logprob_start_len is not served",
     ),
     "prompt too long": (_completion(prompt="word " * 6000), "nput length"),
-    "prompt longer than the pool": (_generate(input_ids=[5] * 1020), "this engine holds"),
+    "prompt longer than the pool": (_generate(input_ids=[5] * 1020), "maximum context length is"),
     "bias beyond": (_chat(logit_bias={"1000000000": 1}), "logit_bias"),
     "bias negative": (_chat(logit_bias={"-1": 1}), "logit_bias"),
     "bias of no token": (_chat(logit_bias={"a": 1}), "logit_bias"),

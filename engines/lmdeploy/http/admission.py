@@ -13,7 +13,7 @@ from fastapi import FastAPI, Request, Response
 
 from engines.lmdeploy.pd.transport import transport_of
 from engines.lmdeploy.settings import EngineSettings, PdTransport
-from engines.requests.limits import EngineLimits, RefusedError, Sampling, check_ids, check_prompt, settle
+from engines.requests.limits import EngineLimits, RefusedError, Sampling, TooLongError, check_ids, check_prompt, settle
 
 _logger = logging.getLogger("lmdeploy.kvgate")
 _LIMITS = "kvgate_limits"
@@ -31,6 +31,12 @@ class LogitBias:
         for token_id, bias in self.bias.items():
             logits[token_id] += bias
         return logits
+
+
+def limits_of(async_engine: Any) -> EngineLimits | None:
+    """Return the limits of the engine behind an ``AsyncEngine``, None for an engine of another kind."""
+    limits: EngineLimits | None = getattr(async_engine.backend_config, _LIMITS, None)
+    return limits
 
 
 def mount(app: FastAPI, engine_config: Any) -> None:
@@ -72,7 +78,7 @@ def preprocess(original: Callable[..., Any]) -> Callable[..., Any]:
     async def preprocess(
         self: Any, messages: Any, session_id: Any, gen_config: Any = None, *args: Any, **kwargs: Any
     ) -> Any:
-        limits: EngineLimits | None = getattr(self.backend_config, _LIMITS, None)
+        limits = limits_of(self)
         if isinstance(messages, list) and messages and not isinstance(messages[0], dict):  # token ids to complete
             messages, kwargs["input_ids"] = None, messages
         if limits is None:  # an engine of another kind
@@ -250,7 +256,8 @@ def _bias_ids(processors: list[Any] | None) -> list[int]:
 def _bad_request(detail: object) -> Exception:
     from lmdeploy.serve.core.exceptions import ErrorCode, RequestError
 
-    error: Exception = RequestError(ErrorCode.INVALID_REQUEST, str(detail))
+    code = ErrorCode.CONTEXT_LENGTH_EXCEEDED if isinstance(detail, TooLongError) else ErrorCode.INVALID_REQUEST
+    error: Exception = RequestError(code, str(detail))
     return error
 
 

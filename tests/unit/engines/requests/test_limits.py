@@ -73,7 +73,7 @@ def test_stop_tokens_that_the_model_cannot_produce_are_left_out() -> None:
         ({"ngram_size": 33}, "repetition_ngram_size is 33"),
         ({"ngram_threshold": 2**70}, "repetition_ngram_threshold is 1180591620717411303424"),
         ({"bias_ids": [100]}, "logit_bias holds 100; token ids of 0 to 99 are allowed"),
-        ({"prompt_tokens": 64}, "the prompt has 64 tokens; this engine holds 64"),
+        ({"prompt_tokens": 64}, "maximum context length is 64 tokens. However, the input has 65 tokens"),
         ({"bad_ids": list(range(100))}, "covers every token"),
         ({"stop_ids": list(range(100)), "min_new_tokens": 1}, "covers every token"),
         ({"stop_ids": list(range(100)), "ignore_eos": True}, "covers every token"),

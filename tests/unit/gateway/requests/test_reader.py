@@ -188,6 +188,8 @@ PARTS = [{"type": "image", "source": {"data": "A" * 1000}}, {"type": "text", "te
         (Operation.COUNT_TOKENS, {"messages": [], "system": [{"type": "text", "text": LONG}]}),
         (Operation.EMBEDDINGS, {"input": ["short", LONG]}),
         (Operation.EMBEDDINGS, {"input": LONG}),
+        (Operation.EMBEDDINGS, {"input": [123_456] * 30_000}),
+        (Operation.EMBEDDINGS, {"input": [[1], [123_456] * 30_000]}),
         (Operation.MESSAGES, {"messages": [{"role": "user", "content": PARTS}]}),
     ],
 )

@@ -22,6 +22,7 @@ PROMPT_TOO_LONG = [
     "Input validation error: `inputs` must have less than {m} tokens. Given: {n}",
     "The sum of prompt length ({n}.0), query length (0) should not exceed max_num_tokens ({m})",
     "prompt is too long: {n} tokens > {m} maximum",
+    "This model's maximum context length is {m} tokens. However, the input has {n} tokens at least. Please reduce its",
 ]
 ANSWER_TOO_LONG = [
     "too large: {a}. This model's maximum context length is {m} tokens and your request has {n} input tokens",

@@ -12,6 +12,7 @@ from starlette.testclient import TestClient
 
 from engines.lmdeploy.hooks import prompt_hooks
 from engines.lmdeploy.patching import install
+from engines.requests.limits import EngineLimits
 from tests.support.tokenizer_kinds import byte_level
 
 TEXT = "the quick brown fox 😀 jumps over the lazy dog\n" * 20
@@ -20,6 +21,11 @@ MESSAGES = [
     {"role": "assistant", "content": "No."},
     {"role": "user", "content": "?"},
 ]
+CONTEXT = 2000
+FAR = "word " * (CONTEXT * 32 // 5 + 20)
+"""A text that has more tokens than the context whatever it says."""
+LONG = "a b c d " * CONTEXT
+"""One whose length alone does not tell."""
 ANTHROPIC = {"anthropic-version": "2023-06-01"}
 REQUESTS: list[tuple[str, dict[str, Any]]] = [
     ("/v1/encode", {"input": TEXT}),
@@ -51,7 +57,11 @@ class Engine:
         self.chat_template = get_chat_template(str(folder), None)
         self.tokenizer = Tokenizer(str(folder))
         self.prompt_processor = MultimodalProcessor(self.tokenizer, self.chat_template)
+        self.backend_config = SimpleNamespace(
+            kvgate_limits=EngineLimits(vocab_tokens=100_000, context_tokens=CONTEXT, repetition_window_tokens=1)
+        )
         self.encoded_on: set[str] = set()
+        self.asked = 0
         encode = self.tokenizer.encode
 
         def watched(*args: Any, **kwargs: Any) -> Any:
@@ -61,9 +71,11 @@ class Engine:
         self.tokenizer.encode = watched
 
     async def async_get_reward_score(self, input_ids: list[list[int]]) -> list[list[float]]:
+        self.asked += 1
         return [[float(token) for token in tokens] for tokens in input_ids]
 
     async def async_get_ppl(self, input_ids: list[int]) -> float:
+        self.asked += 1
         return float(sum(input_ids))
 
 
@@ -102,7 +114,11 @@ def hooked(folder: Path) -> Iterator[tuple[TestClient, Engine]]:
     engine.prompt_processor.kvgate_prompts.close()
 
 
-@pytest.mark.parametrize(("path", "body"), REQUESTS, ids=lambda each: each if isinstance(each, str) else "")
+def path_alone(value: object) -> str:
+    return value if isinstance(value, str) and value.startswith("/") else ""
+
+
+@pytest.mark.parametrize(("path", "body"), REQUESTS, ids=path_alone)
 def test_every_answer_is_lmdeploys_and_no_text_is_tokenized_on_the_loop(
     stock: tuple[TestClient, Engine], hooked: tuple[TestClient, Engine], path: str, body: dict[str, Any]
 ) -> None:
@@ -116,6 +132,75 @@ def test_every_answer_is_lmdeploys_and_no_text_is_tokenized_on_the_loop(
     assert ours.headers["content-type"] == theirs.headers["content-type"]
     assert all(name.startswith("kvgate-texts") for name in hooked[1].encoded_on)
     assert not any(name.startswith("kvgate-texts") for name in stock[1].encoded_on)
+
+
+BLOCK = {"type": "text", "text": FAR}
+TOO_LONG: list[tuple[str, dict[str, Any], bool]] = [
+    ("/v1/encode", {"input": FAR}, False),
+    ("/v1/encode", {"input": ["a", FAR[: len(FAR) // 2], FAR[: len(FAR) // 2 + 40]]}, False),
+    ("/v1/encode", {"input": FAR, "do_preprocess": True}, False),
+    ("/pooling", {"input": FAR}, False),
+    ("/pooling", {"input": ["a", FAR]}, False),
+    ("/pooling", {"input": LONG}, True),
+    ("/pooling", {"input": ["a", LONG]}, True),
+    ("/pooling", {"input": [1] * (CONTEXT + 1)}, False),
+    ("/pooling", {"input": [[1], [1] * (CONTEXT + 1)]}, False),
+    ("/get_ppl", {"input": FAR}, False),
+    ("/get_ppl", {"input": LONG}, True),
+    ("/get_ppl", {"input": [1] * (CONTEXT + 1)}, False),
+    ("/v1/messages/count_tokens", {"model": "m", "messages": [{"role": "user", "content": FAR}]}, False),
+    ("/v1/messages/count_tokens", {"model": "m", "messages": [{"role": "user", "content": [BLOCK]}]}, False),
+    ("/v1/messages/count_tokens", {"model": "m", "messages": MESSAGES, "system": [BLOCK]}, False),
+]
+MANY: list[tuple[str, dict[str, Any], str]] = [
+    ("/v1/encode", {"input": ["a"] * 2049}, "2049 entries; at most 2048"),
+    ("/pooling", {"input": ["a"] * 129}, "129 entries; at most 128"),
+    ("/pooling", {"input": [[1]] * 129}, "129 entries; at most 128"),
+    ("/pooling", {"input": [[1], [100_000]]}, "token ids of 0 to 99999"),
+    ("/pooling", {"input": [[1], []]}, "at least 1"),
+    ("/get_ppl", {"input": [1, -1]}, "token ids of 0 to 99999"),
+]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "tokenized"), TOO_LONG, ids=lambda each: each if isinstance(each, str) else ""
+)
+def test_a_text_beyond_the_context_is_refused_with_the_code_of_its_api_before_the_engine_gets_it(
+    hooked: tuple[TestClient, Engine], path: str, body: dict[str, Any], *, tokenized: bool
+) -> None:
+    asked, engine = hooked
+    engine.encoded_on.clear()
+    before = engine.asked
+    answer = asked.post(path, json=body, headers=ANTHROPIC)
+    assert (answer.status_code, engine.asked, bool(engine.encoded_on)) == (400, before, tokenized)
+    said = answer.json()
+    if path.startswith("/v1/messages"):
+        assert said["type"] == "error"
+        assert said["error"]["type"] == "invalid_request_error"
+        assert said["error"]["message"].startswith("prompt is too long: ")
+        assert said["error"]["message"].endswith(f" tokens > {CONTEXT} maximum")
+    else:
+        assert said["code"] == "context_length_exceeded"
+        assert f"maximum context length is {CONTEXT} tokens" in said["message"]
+
+
+@pytest.mark.parametrize(("path", "body", "why"), MANY, ids=path_alone)
+def test_inputs_that_are_too_many_or_no_tokens_are_refused_before_the_engine_gets_them(
+    hooked: tuple[TestClient, Engine], path: str, body: dict[str, Any], why: str
+) -> None:
+    asked, engine = hooked
+    engine.encoded_on.clear()
+    before = engine.asked
+    answer = asked.post(path, json=body)
+    assert (answer.status_code, engine.asked, engine.encoded_on) == (400, before, set())
+    assert why in answer.json()["message"]
+
+
+def test_images_of_messages_to_count_are_no_text(hooked: tuple[TestClient, Engine]) -> None:
+    image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "A" * len(FAR)}}
+    body = {"model": "m", "messages": [{"role": "user", "content": [image, {"type": "text", "text": "a"}]}]}
+    answer = hooked[0].post("/v1/messages/count_tokens", json=body, headers=ANTHROPIC)
+    assert "too long" not in answer.text
 
 
 async def test_a_prompt_with_pictures_is_tokenized_in_a_thread() -> None:
