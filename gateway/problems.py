@@ -18,7 +18,7 @@ class ProblemKind(StrEnum):
     DOCUMENT = "document"  # a stored document can't be read
     STORE = "store"  # the store can't be read
     REDIS = "redis"  # Redis can't be used, or may forget quotas
-    OPERATION = "act"  # an unfinished operation of a gateway that ended
+    OPERATION = "operation"  # an unfinished operation of a gateway that ended
     POLICY = "policy"  # an instance runs another policy than before, and no change explains it
     DISCOVERY = "discovery"  # a place suddenly names far fewer instances
     CLOCK = "clock"  # this machine's clock differs from the store's

@@ -17,7 +17,7 @@ _log = logging.getLogger(__name__)
 
 
 async def supervised(name: str, loop: Callable[[], Awaitable[None]], *, on_failure: Callable[[str], None]) -> None:
-    """Run ``loop`` for ever: restart it when it raises or returns. ``on_failure`` is told the name, once for each."""
+    """Run ``loop`` for ever: restart it when it raises or returns. ``on_failure`` receives its name each time."""
     pause_s = _FIRST_PAUSE_S
     clock = asyncio.get_running_loop().time
     while True:
@@ -39,7 +39,7 @@ async def until_one_ends(*work: Coroutine[Any, Any, None]) -> None:
     """Run them together until one ends or raises, cancel the others, and raise what it raised.
 
     A ``TaskGroup`` would do it but for this: when its tasks fail while it is being cancelled, it raises what they
-    raised, and the cancellation is gone; and in Python 3.11 nobody can ask whether there was one.
+    raised, and the cancellation is lost; Python 3.11 does not show whether there was one.
     """
     tasks = [asyncio.create_task(each) for each in work]
     try:

@@ -1,8 +1,8 @@
 """Several gateway processes on one address: started, started again when one dies, stopped together.
 
-All accept from one listening socket, so connections that wait for a worker that dies are taken by another one. At a
-stop nothing new is let in, what waits is accepted, and then all leave the address: nothing is lost. A worker
-ends when this process does, however that ends: it watches a pipe that closes with it.
+All workers accept from one listening socket, so when a worker dies, another one accepts the waiting connections. At a
+stop the kernel drops new connection attempts, the workers accept the waiting connections, and then all close the
+socket: no connection is lost. A worker ends with this process, also after SIGKILL: it watches a pipe that closes then.
 """
 
 import contextlib
@@ -31,9 +31,9 @@ _STEADY_S: Final = 10.0
 _MOST_FALSE_STARTS: Final = 3
 _STOP_SLACK_S: Final = 10.0
 _LAST_CONNECTIONS_S: Final = 2.0
-"""For workers to accept what waits."""
+"""For workers to accept the waiting connections."""
 WORKERS_LATER_S: Final = 0.5
-"""Workers leave the address so much later than nothing new is let in there: by then what waited has been accepted."""
+"""Workers close the socket so long after the kernel drops new attempts: by then all waiting ones are accepted."""
 
 _log = logging.getLogger("gateway")
 
@@ -61,7 +61,7 @@ class Workers:
         self._workers = [_Worker(number) for number in range(count)]
         self._stopping = False
         self._steady = False
-        """Whether one has served for a while: then one that does not start is no reason to stop the others."""
+        """Whether a worker has served for a while: then another one that does not start stops nothing."""
         self._code = 0
 
     def run(self) -> int:
@@ -113,19 +113,19 @@ class Workers:
             [sys.executable, "-m", "gateway", *self._arguments, *inner],
             pass_fds=(descriptor, lifeline),
             stdin=subprocess.DEVNULL,
-            start_new_session=True,  # a Ctrl-C in the terminal reaches this process alone, which tells the workers
+            start_new_session=True,  # a Ctrl-C in the terminal reaches this process alone, which stops the workers
         )
         worker.started_s = time.monotonic()
 
     def _end(self) -> None:
-        """Stop all workers, those that don't stop in time by force; the address is given up before they leave it."""
+        """Stop all workers, by SIGKILL after the grace period; shut the socket down before they close it."""
         running = [each.process for each in self._workers if each.process is not None]
         for process in running:
             with contextlib.suppress(ProcessLookupError):
                 process.terminate()
         time.sleep(self._notice_s)
         take_no_more(self._listener, limit_s=_LAST_CONNECTIONS_S)
-        refuse_all(self._listener)  # a worker that hangs would keep the address, and nobody would accept there
+        refuse_all(self._listener)  # a worker that hangs would keep it open and accept nothing
         self._listener.close()
         deadline_s = time.monotonic() + self._grace_s + _STOP_SLACK_S
         for process in running:
@@ -141,10 +141,10 @@ class Workers:
 
 
 def end_with(lifeline: int) -> None:
-    """Make this process stop, as by SIGTERM, when the one that started it has ended."""
+    """Send SIGTERM to this process when its parent has ended."""
 
     def watch() -> None:
-        os.read(lifeline, 1)  # nobody writes: it returns when the last writer is gone
+        os.read(lifeline, 1)  # the parent writes nothing: this returns when it has ended
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=watch, name="lifeline", daemon=True).start()

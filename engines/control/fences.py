@@ -19,9 +19,9 @@ class Fences:
     def __init__(self) -> None:
         self._newest: dict[str, dict[str, int]] = {}
 
-    def come(self, kind: str, fence: Fence) -> None:
-        """Take the fence of a change, whether that is carried out or refused for another reason; raises
-        ``StaleFenceError`` for one that is older than the newest.
+    def accept(self, kind: str, fence: Fence) -> None:
+        """Remember the fence of a change, also of one that is refused later for another reason; raises
+        ``StaleFenceError`` for a fence that is older than the newest.
         """
         by_store = self._newest.setdefault(kind, {})
         newest = by_store.pop(fence.store, fence.number)

@@ -119,7 +119,7 @@ class PolicyControl:
     def _admit(self, kind: str, change: PolicyChange) -> None:
         """Raise ``StaleFenceError`` for a change that is older than one that came before; remember the first policy."""
         if change.fence is not None:
-            self._fences.come(kind, change.fence)
+            self._fences.accept(kind, change.fence)
         if kind not in self._first:
             found = next((each for each in self._in_charge() if each.kind == kind), None)
             if found is not None:

@@ -25,7 +25,7 @@ _KINDS = tuple(Kind)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownKey:
-    """An API key that is good, until ``expires_at_s``."""
+    """A valid API key, until ``expires_at_s``."""
 
     tenant: TenantId
     expires_at_s: float | None
@@ -33,7 +33,7 @@ class KnownKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Directory:
-    """One revision of what the store says. ``keys`` are by digest; ``has_keys`` counts revoked ones, too.
+    """One revision of the store's content. ``keys`` are by digest; ``has_keys`` counts revoked ones, too.
     ``workloads`` are the presets that operators made, as they wrote them. ``whole`` is whether all documents could be
     read.
     """
@@ -60,9 +60,9 @@ class Directory:
 class DirectoryReader:
     """Reads the directory. A document that can't be read fails alone.
 
-    Of tenants, keys and quotas the readable fields hold. A tenant is suspended, and a key refused, where the field in
-    question can't be read, and an instance is drained. Of all other documents what was read here before goes on to
-    hold.
+    Of tenants, keys and quotas the readable fields stay in force. A tenant is suspended, a key refused, and an instance
+    drained, where the field that decides it can't be read. Of all other documents the last version that was read here
+    stays in force.
     """
 
     def __init__(self, problems: Problems) -> None:
@@ -195,7 +195,7 @@ class DirectoryKeeper:
                 try:
                     await self.refresh()
                 except StoreUnavailableError as error:
-                    self._say_away(error)
+                    self._report_unavailable(error)
         finally:
             if self._end is not None:
                 self._end.cancel()
@@ -211,7 +211,7 @@ class DirectoryKeeper:
         self._trusted = False
         self._expire()
 
-    def _say_away(self, error: StoreUnavailableError) -> None:
+    def _report_unavailable(self, error: StoreUnavailableError) -> None:
         if self._trusted:
             means = f"stored keys are accepted as they are known for {self._trust_s:g} s after the last look"
         else:

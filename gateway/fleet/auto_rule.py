@@ -46,7 +46,7 @@ class AutoRule:
         self._in_charge: str | None = None
         self._since_s = self._rest_until_s = 0.0
         self._before: str | None = None
-        """What was in charge before the swap on probation."""
+        """The policy before the swap on probation."""
         self._leader: str | None = None
         self._held = 0
         self._barred: dict[str, float] = {}

@@ -1,4 +1,4 @@
-"""KV budgets of tenants in engines' words: which an instance should keep, and which it reports to keep."""
+"""KV budgets of tenants in the engines' units: those that an instance should have, and those that it reports."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from kvcontrol.core.tier_control import QUOTAS_PATH, QuotaBody, QuotaChange, Quo
 from kvcontrol.presets import QuotaPart
 
 BudgetKey = tuple[str, CacheTier]
-"""What engines call a tenant, and the tier."""
+"""The engines' name of a tenant, and the tier."""
 Budgets = Mapping[BudgetKey, KvBudget]
 
 LOWER_TIERS: Final = (CacheTier.DDR, CacheTier.NVME)
@@ -38,7 +38,7 @@ async def ask_budgets(control: InstanceControl, instance: Instance) -> ReportedB
 async def send_budget(
     control: InstanceControl, instance: Instance, key: BudgetKey, budget: KvBudget | None
 ) -> ReportedBudgets:
-    """Set one budget, None for what the instance was started with, and return what it keeps then; raises
+    """Set one budget, None for the one of the instance's start, and return all its budgets then; raises
     ``InstanceControlError``.
     """
     tenant, tier = key
@@ -47,7 +47,7 @@ async def send_budget(
 
 
 def quota_of(budget: KvBudget) -> QuotaBody:
-    """Return a budget as instances read it."""
+    """Return a budget in the instances' form."""
     return QuotaBody(guaranteed_bytes=budget.guaranteed_bytes, burst_bytes=budget.burst_bytes, weight=budget.weight)
 
 

@@ -8,11 +8,11 @@ from gateway.state.documents import Kind
 from kvcontrol.presets import PresetFileError, Presets, WorkloadPart
 
 RESERVED: Final = frozenset({"current"})
-"""Names that stand for something else in paths."""
+"""Names with another meaning in paths."""
 
 
 class PresetCatalogue:
-    """``own`` gives the operators' presets as they are stored now, by name, each as the text of its workload."""
+    """``own`` returns the stored presets of operators by name, each as the text of its workload."""
 
     def __init__(self, shipped: Presets, own: Callable[[], Mapping[str, str]], problems: Problems) -> None:
         self.shipped = shipped

@@ -1,7 +1,7 @@
 """Applies operators' changes of instances and routing in this process, also after a restart.
 
-Their changes are in the store; ``apply`` is called when they have been read, here or in another gateway. So each of
-several gateways comes to the same, and a change that was made while one was away is there when it is back.
+Their changes are in the store; ``apply`` runs after each read of the store. So all gateways of a store reach the same
+state, also one that was down during the change.
 """
 
 import logging
@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 
 
 class ConfigSync:
-    """A witness of the membership: who is drained, or was given a role, joins so."""
+    """Observes the membership: an instance with a stored drain or role joins with it."""
 
     def __init__(  # noqa: PLR0913 - wired once, by name
         self,
@@ -45,7 +45,7 @@ class ConfigSync:
         self._membership: Membership | None = None
 
     def joined(self, instance: InstanceId) -> None:
-        """An instance that was drained before it came, or given a role, is so from the start."""
+        """Apply the stored drain and role of an instance that joins."""
         if instance in self._drained:
             self._registry.drain(instance)
         if instance in self._roles:
@@ -55,7 +55,7 @@ class ConfigSync:
         """Nothing of it is kept here."""
 
     def routing(self) -> tuple[PolicyName, CostModel]:
-        """Return the policy and the assumptions that hold now."""
+        """Return the present policy and cost model."""
         return self.routing_of(self._routing)
 
     def routing_of(self, desired: RoutingBody | None) -> tuple[PolicyName, CostModel]:
@@ -70,12 +70,12 @@ class ConfigSync:
         )
 
     def follow(self, membership: Membership, directory: Directory) -> None:
-        """Apply what is stored to these members from now on."""
+        """Apply the stored documents to these members from now on."""
         self._membership = membership
         self.apply(directory)
 
     def apply(self, directory: Directory) -> None:
-        """Bring members, drains, roles and the routing policy to what is stored."""
+        """Apply the stored members, drains, roles and routing policy."""
         if self._membership is None:
             return
         bodies = {InstanceId(name): body for name, body in directory.instances.items()}
@@ -88,7 +88,7 @@ class ConfigSync:
                 continue
             try:
                 specs.append(InstanceSpec(id=name, url=self._rules.origin(body.url), source=Source.ADMIN))
-            except AddressError as error:  # allowed when it was written, by other settings than these
+            except AddressError as error:  # other settings allowed it when it was written
                 _log.warning("instance %s of the store is not added: %s", name, error)
         self._membership.reconcile(Source.ADMIN, specs, drain_s=self._drain_s)
         for each in self._registry.all():

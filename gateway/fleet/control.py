@@ -1,4 +1,4 @@
-"""One call to one instance's ``/kv/v1``: bounded in time and size, and in the instance's own words when it refuses."""
+"""One call to one instance's ``/kv/v1``, bounded in time and size; a refusal has the instance's message."""
 
 import asyncio
 from http import HTTPStatus
@@ -27,7 +27,7 @@ class InstanceControlError(Exception):
 
     @property
     def silent(self) -> bool:
-        """Whether it may be that nobody is there who reads what an instance is told."""
+        """Whether the instance gave no answer, though it may have received the call."""
         return self.status is None and not self.sure
 
 
@@ -50,8 +50,8 @@ class InstanceControl:
     async def call(self, instance: Instance, method: str, path: str, body: Any = None) -> bytes:
         """Return an instance's answer; raises ``InstanceControlError`` for anything but a success.
 
-        A 503 is an engine that did not get to it in time: it is asked again until the time is over. All calls of
-        ``/kv/v1`` may be made twice.
+        A 503 comes from a busy engine: the call is repeated until the time is over. All calls of ``/kv/v1`` are
+        idempotent.
         """
         busy: InstanceControlError | None = None
         try:
@@ -77,7 +77,7 @@ class InstanceControl:
             try:
                 return await self._sent(instance, method, path, body)
             except InstanceControlError as error:
-                if error.status is None:  # the first of both may have been read
+                if error.status is None:  # the instance may have received the first one
                     raise InstanceControlError(f"{path}: {dropped}; {error}", status=None, sure=False) from None
                 raise
 

@@ -42,7 +42,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lead:
-    """What a candidate found more than another policy, as a share of look-ups; ``noise`` is its standard error."""
+    """The hits of a candidate beyond another policy's, as a share of look-ups; ``noise`` is its standard error."""
 
     policy: str
     lead: float

@@ -1,11 +1,11 @@
 """Keeps instances at the state in the store: tenants' KV budgets and the fleet's policies.
 
-An engine forgets both when it restarts, and one may join at any time, so this is a loop, not an event: once a second it
-looks at what each usable instance was told in its present life (its epoch), and tells the difference. At first, and
-then every few seconds, each is asked what it does run: somebody else may have told it something, and be gone. A budget
-that the store doesn't have is taken back. What an instance refuses is shown and tried again after a minute, or when it
-is asked for something else. One that does not answer at all is left in peace for a while: whoever waits for it keeps a
-change of policies from its turn.
+An engine forgets both when it restarts, and an instance may join at any time. So this is a loop, not an event: once a
+second it compares the store with the state that it sent to each usable instance in the instance's present life (its
+epoch), and sends the difference. At first, and then every few seconds, it reads the state of each instance: another
+sender may have changed it. It removes a budget that the store doesn't have. It shows a refusal, and tries again after a
+minute or when the desired state changes. It leaves an instance without an answer alone for a while: a round holds the
+lock of policy changes, so they wait for that answer, too.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from gateway.fleet.budgets import (
     share_of,
 )
 from gateway.fleet.control import InstanceControl, InstanceControlError
-from gateway.fleet.policies import Choice, Owed, Policy, PolicySwap, SwapBusyError
+from gateway.fleet.policies import Choice, FencedPolicy, Policy, PolicySwap, SwapBusyError
 from gateway.fleet.policy_watch import PolicyWatch
 from gateway.limits import KvBudget, TenantLimits
 from gateway.registry import Instance, Registry
@@ -39,17 +39,17 @@ from kvcontrol.presets import QuotaPart
 
 _INTERVAL_S: Final = 1.0
 _AGAIN_AFTER_S: Final = 60.0
-_LOOK_EVERY_S: Final = 5.0
-_SEEN: Final = 2
-"""An instance without fences that owes a policy has to be seen so often to run it: an older call may come late."""
+_COMPARE_EVERY_S: Final = 5.0
+_CONFIRMATIONS: Final = 2
+"""So often an instance without fences has to report a restored policy: an older call may arrive late."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DesiredState:
-    """What the store says that instances should do. ``shares`` of a preset hold for ``tenants`` without KV budgets.
-    ``whole`` is whether all of it could be read: only then an instance that keeps more keeps too much.
+    """The desired state of instances. ``shares`` of a preset hold for ``tenants`` without KV budgets. ``whole`` is
+    whether all documents could be read: only then the keeper removes state that the store doesn't have.
     """
 
     limits: Mapping[TenantId, TenantLimits]
@@ -72,33 +72,35 @@ class InstanceReport:
 class _Sent:
     epoch: Epoch
     budgets: dict[BudgetKey, KvBudget] = field(default_factory=dict)
-    given: dict[BudgetKey, QuotaBody] = field(default_factory=dict)
-    """What it reported of these, just after it was told: an instance may round them."""
+    reported_budgets: dict[BudgetKey, QuotaBody] = field(default_factory=dict)
+    """The instance's report of these right after the call: it may round them."""
     policies: dict[str, Policy] = field(default_factory=dict)
-    shown: dict[str, Policy | None] = field(default_factory=dict)
-    """What it said that it runs, just after it was told: an instance may put that in other words."""
+    reported_policies: dict[str, Policy | None] = field(default_factory=dict)
+    """The instance's report of these right after the call: it may use another name."""
     refused: dict[object, tuple[object, str, float]] = field(default_factory=dict)
-    seen: dict[str, int] = field(default_factory=dict)
+    confirmations: dict[str, int] = field(default_factory=dict)
+    """How often an instance without fences reported a restored policy, by kind."""
     silent_until_s: float = 0.0
 
 
-class Settled(NamedTuple):
-    """The changes of policies that the store contains. ``known`` is whether no gateway is in the middle of one;
-    ``still``, whether none is being undone either. ``fence`` is the newest one, issued before all that was read.
+class PolicyChanges(NamedTuple):
+    """The pending changes of policies in the store. ``running`` is whether a gateway is in the middle of one;
+    ``pending``, whether one is running or is being undone. ``fence`` was the newest fence before they were read.
     """
 
-    known: bool
-    still: bool
+    running: bool
+    pending: bool
     fence: Fence
 
 
 class _Round(NamedTuple):
-    """``look`` is whether instances are compared with the store; ``observe``, whether kinds are that it doesn't have.
-    ``fence`` is that of the stored policies; None while they may be about to change, and are not sent.
+    """``compare`` is whether instances are compared with the store; ``watch``, whether the watch compares the kinds
+    without a stored policy. ``fence`` is for calls with stored policies; None while a change is running: then none is
+    sent.
     """
 
-    look: bool
-    observe: bool
+    compare: bool
+    watch: bool
     fence: Fence | None
 
 
@@ -112,12 +114,12 @@ class FleetKeeper:
         control: InstanceControl,
         swap: PolicySwap,
         desired: Callable[[], DesiredState],
-        settled: Callable[[Mapping[str, int]], Awaitable[Settled | None]],
+        pending: Callable[[Mapping[str, int]], Awaitable[PolicyChanges | None]],
         watch: PolicyWatch,
         salt: Callable[[TenantId], str],
         clock: Callable[[], float],
     ) -> None:
-        """``settled`` receives the newest fences of instances by store, brings ``desired`` up to date, and returns the
+        """``pending`` receives the newest fences of instances by store, brings ``desired`` up to date, and returns the
         pending changes, None where the store can't be read.
         """
         self._registry = registry
@@ -126,16 +128,16 @@ class FleetKeeper:
         self._desired = desired
         self._salt = salt
         self._clock = clock
-        self._settled = settled
+        self._pending = pending
         self._watch = watch
-        self._looked_s = clock()
+        self._compared_s = clock()
         self._sent: dict[InstanceId, _Sent] = {}
         self._fence: Fence | None = None
-        """Of what was read of the store last."""
+        """The newest one at the last read of the store."""
         self._newest: dict[str, int] = {}
 
     async def run(self) -> None:
-        """Keep them at it, for ever."""
+        """Run rounds for ever."""
         while True:
             await self.round()
             await asyncio.sleep(_INTERVAL_S)
@@ -143,14 +145,14 @@ class FleetKeeper:
     async def round(self) -> None:
         """Send every instance the state that it lacks."""
         try:
-            async with self._swap.exclusive():  # what holds is read in it: who had it before may have changed that
+            async with self._swap.exclusive():  # the store is read in it: the change before may have written there
                 await self._send()
         except SwapBusyError as error:
             _log.warning("policies and KV budgets can't be sent to instances now: %s; they are sent later", error)
 
     async def _send(self) -> None:
         present = self._registry.reporting()
-        round_ = await self._begun(present)
+        round_ = await self._read_store(present)
         desired = self._desired()
         budgets = {
             (tenant_of_salt(self._salt(tenant)), tier): budget
@@ -165,28 +167,28 @@ class FleetKeeper:
         )
         self._watch.keep({each.id for each in self._registry.all()})
 
-    async def _begun(self, present: Sequence[Instance]) -> _Round:
+    async def _read_store(self, present: Sequence[Instance]) -> _Round:
         """Read the store where it is time, or something is to be sent."""
         before = self._desired()
         due = (
-            self._clock() - self._looked_s >= _LOOK_EVERY_S
+            self._clock() - self._compared_s >= _COMPARE_EVERY_S
             or self._watch.is_unconfirmed
             or any(self._is_new(each) or self._lacks(each, before) for each in present)
         )
         if not due:
-            return _Round(look=False, observe=False, fence=self._fence)
-        settled = await self._settled(dict(self._newest))
-        if settled is None:  # what was read before holds; an instance refuses it if it had a newer change
-            return _Round(look=False, observe=False, fence=self._fence)
-        if not settled.known:
-            return _Round(look=False, observe=False, fence=None)
-        self._looked_s, self._fence = self._clock(), settled.fence
-        return _Round(look=True, observe=settled.still, fence=settled.fence)
+            return _Round(compare=False, watch=False, fence=self._fence)
+        changes = await self._pending(dict(self._newest))
+        if changes is None:  # the last read counts; an instance with a newer change refuses its policies
+            return _Round(compare=False, watch=False, fence=self._fence)
+        if changes.running:
+            return _Round(compare=False, watch=False, fence=None)
+        self._compared_s, self._fence = self._clock(), changes.fence
+        return _Round(compare=True, watch=not changes.pending, fence=changes.fence)
 
     def _lacks(self, instance: Instance, desired: DesiredState) -> bool:
-        sent, owed = self._sent.get(instance.id), self._swap.owed(instance.id)
+        sent, restores = self._sent.get(instance.id), self._swap.to_restore(instance.id)
         return sent is not None and any(
-            (kind in owed or sent.policies.get(kind) != policy) and self._due(sent, kind, policy)
+            (kind in restores or sent.policies.get(kind) != policy) and self._due(sent, kind, policy)
             for kind, policy in desired.policies.items()
         )
 
@@ -223,25 +225,25 @@ class FleetKeeper:
         sent = self._sent.get(instance.id)
         if sent is None or sent.epoch != instance.stats.epoch:
             if sent is not None:
-                self._swap.paid(instance.id)
+                self._swap.restored(instance.id)
             sent = self._sent[instance.id] = _Sent(epoch=instance.stats.epoch)
-        owed = self._swap.owed(instance.id)
+        restores = self._swap.to_restore(instance.id)
         of_budgets = sent.budgets.keys() | budgets.keys() | {QUOTAS_PATH}
-        for key in sent.refused.keys() - of_budgets - desired.policies.keys() - owed.keys():
+        for key in sent.refused.keys() - of_budgets - desired.policies.keys() - restores.keys():
             del sent.refused[key]
         await self._keep_policies(
             instance,
             sent,
-            self._policies(instance, sent, desired, look=round_.look, fence=round_.fence),
-            stored=desired.policies if round_.observe and desired.whole else None,
+            self._policies(instance, sent, desired, compare=round_.compare, fence=round_.fence),
+            stored=desired.policies if round_.watch and desired.whole else None,
         )
-        if round_.look and (of_budgets - {QUOTAS_PATH} or not instance.stats.tiers.keys().isdisjoint(LOWER_TIERS)):
-            await self._look_at_budgets(instance, sent, budgets, whole=desired.whole)
+        if round_.compare and (of_budgets - {QUOTAS_PATH} or not instance.stats.tiers.keys().isdisjoint(LOWER_TIERS)):
+            await self._compare_budgets(instance, sent, budgets, whole=desired.whole)
         for key in sent.budgets.keys() | budgets.keys():
             if sent.budgets.get(key) != budgets.get(key):
                 await self._send_budget(instance, sent, key, budgets.get(key))
 
-    async def _look_at_budgets(self, instance: Instance, sent: _Sent, budgets: Budgets, *, whole: bool) -> None:
+    async def _compare_budgets(self, instance: Instance, sent: _Sent, budgets: Budgets, *, whole: bool) -> None:
         """Compare an instance's state with the desired one; differences are sent afterwards."""
         if not self._due(sent, QUOTAS_PATH, None):
             return
@@ -251,14 +253,14 @@ class FleetKeeper:
             self._refused(instance, sent, QUOTAS_PATH, (None, f"KV budgets can't be read: {error}"), error)
             return
         sent.refused.pop(QUOTAS_PATH, None)
-        for key in [key for key in sent.budgets if reported.quotas.get(key) != sent.given.get(key)]:
+        for key in [key for key in sent.budgets if reported.quotas.get(key) != sent.reported_budgets.get(key)]:
             del sent.budgets[key]
         for key, quota in reported.quotas.items():
             wanted = budgets.get(key)
             if (wanted is not None and quota == quota_of(wanted)) or (
                 wanted is None and whole and key in reported.changed
             ):
-                sent.budgets[key], sent.given[key] = budget_of(quota), quota
+                sent.budgets[key], sent.reported_budgets[key] = budget_of(quota), quota
 
     async def _send_budget(self, instance: Instance, sent: _Sent, key: BudgetKey, budget: KvBudget | None) -> None:
         if not self._due(sent, key, budget):
@@ -270,39 +272,39 @@ class FleetKeeper:
             return
         sent.refused.pop(key, None)
         sent.budgets.pop(key, None)
-        sent.given.pop(key, None)
+        sent.reported_budgets.pop(key, None)
         if budget is not None:
             sent.budgets[key] = budget
-            if (given := reported.quotas.get(key)) is not None:
-                sent.given[key] = given
+            if (quota := reported.quotas.get(key)) is not None:
+                sent.reported_budgets[key] = quota
 
     def _policies(
-        self, instance: Instance, sent: _Sent, desired: DesiredState, *, look: bool, fence: Fence | None
-    ) -> list[Owed]:
+        self, instance: Instance, sent: _Sent, desired: DesiredState, *, compare: bool, fence: Fence | None
+    ) -> list[FencedPolicy]:
         """Return the policies to compare with those of an instance now, with the fences of calls for them."""
-        owed = self._swap.owed(instance.id)
+        restores = self._swap.to_restore(instance.id)
         found = []
-        for kind, policy in ({kind: each.policy for kind, each in owed.items()} | dict(desired.policies)).items():
-            debt, with_fence = owed.get(kind), fence
-            if debt is not None and (fence is None or fence.number < debt.fence.number):
-                with_fence = debt.fence if policy == debt.policy else None  # what is stored may be older than the debt
+        for kind, policy in ({kind: each.policy for kind, each in restores.items()} | dict(desired.policies)).items():
+            restore, with_fence = restores.get(kind), fence
+            if restore is not None and (fence is None or fence.number < restore.fence.number):
+                with_fence = restore.fence if policy == restore.policy else None  # the stored one may be older
             if (
                 with_fence is not None
-                and (look or debt is not None or sent.policies.get(kind) != policy)
+                and (compare or restore is not None or sent.policies.get(kind) != policy)
                 and self._due(sent, kind, policy)
             ):
-                found.append(Owed(policy=policy, fence=with_fence))
+                found.append(FencedPolicy(policy=policy, fence=with_fence))
         return found
 
     async def _keep_policies(
-        self, instance: Instance, sent: _Sent, policies: Sequence[Owed], *, stored: Collection[str] | None
+        self, instance: Instance, sent: _Sent, policies: Sequence[FencedPolicy], *, stored: Collection[str] | None
     ) -> None:
         """Look at an instance once, send it the policies that it lacks, and let the watch compare the kinds that are
         not ``stored``; with None the watch compares nothing.
         """
         if not policies and (stored is None or self._clock() < sent.silent_until_s):
             return
-        in_debt = bool(self._swap.owed(instance.id))
+        must_restore = bool(self._swap.to_restore(instance.id))
         try:
             choice = await self._swap.look(instance)
         except InstanceControlError as error:  # it may have no policies; health checks report an instance that is away
@@ -317,24 +319,24 @@ class FleetKeeper:
         for each in policies:
             if self._due(sent, each.policy.kind, each.policy):
                 await self._send_policy(instance, sent, each, choice)
-        if stored is not None and self._fence is not None and not in_debt:
+        if stored is not None and self._fence is not None and not must_restore:
             self._watch.observe(instance.id, sent.epoch, choice, stored=stored, store=self._fence.store)
 
-    async def _send_policy(self, instance: Instance, sent: _Sent, wanted: Owed, choice: Choice) -> None:
+    async def _send_policy(self, instance: Instance, sent: _Sent, wanted: FencedPolicy, choice: Choice) -> None:
         policy, fence = wanted.policy, wanted.fence
         kind = policy.kind
-        debt = self._swap.owed(instance.id).get(kind)
-        shown = choice.policies.get(kind)
-        known = sent.policies.get(kind) == policy and shown is not None
-        right = shown == policy or (known and shown == sent.shown.get(kind))
+        restore = self._swap.to_restore(instance.id).get(kind)
+        reported = choice.policies.get(kind)
+        known = sent.policies.get(kind) == policy and reported is not None
+        right = reported == policy or (known and reported == sent.reported_policies.get(kind))
         fenced = choice.fences is not None
-        late = debt is not None and fenced and choice.newest(kind, debt.fence.store) < debt.fence.number
+        late = restore is not None and fenced and choice.newest(kind, restore.fence.store) < restore.fence.number
         try:
             if not right or late:
                 await self._swap.send(instance, policy, fence)
-                shown = (await self._swap.look(instance)).policies.get(kind)
+                reported = (await self._swap.look(instance)).policies.get(kind)
         except InstanceControlError as error:
-            sent.seen.pop(kind, None)
+            sent.confirmations.pop(kind, None)
             if error.status == HTTPStatus.CONFLICT:
                 self._overtaken(instance, sent, wanted)
             else:
@@ -342,24 +344,24 @@ class FleetKeeper:
             return
         sent.refused.pop(kind, None)
         sent.policies[kind] = policy
-        sent.shown[kind] = shown
-        if debt is not None:
-            sent.seen[kind] = sent.seen.get(kind, 0) + 1 if right else 0
-            if fenced or sent.seen[kind] >= _SEEN:
-                self._swap.paid(instance.id, kind)
-                del sent.seen[kind]
+        sent.reported_policies[kind] = reported
+        if restore is not None:
+            sent.confirmations[kind] = sent.confirmations.get(kind, 0) + 1 if right else 0
+            if fenced or sent.confirmations[kind] >= _CONFIRMATIONS:
+                self._swap.restored(instance.id, kind)
+                del sent.confirmations[kind]
 
-    def _overtaken(self, instance: Instance, sent: _Sent, wanted: Owed) -> None:
-        """Take notice of a newer change: it settles a debt, and what is stored is read again."""
+    def _overtaken(self, instance: Instance, sent: _Sent, wanted: FencedPolicy) -> None:
+        """Note that an instance had a newer change: nothing has to be restored there, and the store is read again."""
         kind = wanted.policy.kind
         _log.info("instance %s had a newer change of its policy of kind %s", instance.id, kind)
         sent.policies.pop(kind, None)
-        debt = self._swap.owed(instance.id).get(kind)
-        if debt is not None and debt.fence == wanted.fence:
-            self._swap.paid(instance.id, kind)
+        restore = self._swap.to_restore(instance.id).get(kind)
+        if restore is not None and restore.fence == wanted.fence:
+            self._swap.restored(instance.id, kind)
 
     def _policy_refused(self, instance: Instance, sent: _Sent, policy: Policy, error: InstanceControlError) -> None:
-        sent.seen.pop(policy.kind, None)
+        sent.confirmations.pop(policy.kind, None)
         why = f"policy {policy.name!r} of kind {policy.kind}: {error}"
         self._refused(instance, sent, policy.kind, (policy, why), error)
 

@@ -9,14 +9,14 @@ _log = logging.getLogger(__name__)
 
 
 class PinExpiry:
-    """Of several gateways the first one does it; ``refresh`` makes it count in this process."""
+    """The first of several gateways removes a pin; ``refresh`` applies that in this process."""
 
     def __init__(self, store: Store, refresh: Callable[[], Awaitable[None]]) -> None:
         self._store = store
         self._refresh = refresh
 
     async def __call__(self, names: Sequence[str]) -> None:
-        """Remove these, as they are now; those that somebody changes meanwhile stay. Never raises for the store."""
+        """Remove these pins, except those that change meanwhile. An unavailable store is logged, not raised."""
         try:
             for name in names:
                 await self._remove(name)

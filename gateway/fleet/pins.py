@@ -1,14 +1,14 @@
 """Keeps prefixes pinned on the instances that the store names.
 
-An instance is told for ``LEASE_S`` at a time and told anew well before that is over. So what nobody wants any more ends
-by itself on an instance that could not be reached when it was unpinned, and what an operator pins at an instance's own
-``/kv/v1`` is left alone. An instance that restarts has forgotten its pins and is told at once; every few seconds each
-is asked what it keeps, and told again what it lost. What it refuses is tried again after a minute. One that gives no
-answer is told nothing more for a minute: changes wait for a round to end, so a round waits for one answer of each
-instance at most.
+Each call pins a prefix for ``LEASE_S`` and is repeated well before that time is over. So an obsolete pin ends by itself
+on an instance that could not be reached at the unpin, and pins of an operator at the instance's own ``/kv/v1`` stay. An
+instance that restarts has forgotten its pins and receives them at once; every few seconds the keeper reads the pins of
+each instance and sends lost ones again. A refused pin is tried again after a minute. An instance that does not answer
+receives nothing for a minute: changes wait for the end of a round, so a round waits for one answer of each instance at
+most.
 
-Instances know prefixes by the names of their blocks, which depend on weights, KV precision and block size (its
-*layout*): a pin has a chain of names for each layout that there was when it was made.
+Instances name prefixes by the hashes of their blocks, which depend on weights, KV precision and block size (its
+*layout*): a pin has a chain of hashes for each layout that there was when it was made.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ _AGAIN_AFTER_S: Final = 60.0
 _LOOK_EVERY_S: Final = 5.0
 
 Chain = tuple[str, ...]
-"""Hex hashes of blocks in prompt order; the last one is what an instance calls the pin."""
+"""Hex hashes of blocks in prompt order; the last one is the pin's name on an instance."""
 
 _Answer = TypeVar("_Answer")
 _log = logging.getLogger(__name__)
@@ -69,13 +69,13 @@ class DesiredPin(NamedTuple):
 class _Sent:
     epoch: Epoch
     pins: dict[str, tuple[float | None, float]] = field(default_factory=dict)
-    """By name: until when, and when it is told anew."""
+    """By name: its expiry, and the time of the next call."""
     refused: dict[str, tuple[str, float]] = field(default_factory=dict)
-    """By name: why, and when."""
+    """By name: the reason, and the time."""
     silent_at_s: float | None = None
-    """When it last gave no answer."""
+    """When it last failed to answer."""
     looked_s: float = 0.0
-    """When it was last asked what it keeps."""
+    """When its pins were read last."""
 
 
 def layout_of(identity: CacheIdentity, model: str) -> str:
@@ -86,7 +86,7 @@ def layout_of(identity: CacheIdentity, model: str) -> str:
 class PinKeeper:
     """``clock`` is monotonic, ``now`` in seconds since 1970; ``expired`` receives expired pins.
 
-    Whoever changes the store's pins holds ``lock`` until instances have been told and the store has changed.
+    A change of the store's pins holds ``lock`` until the instances and the store have changed.
     """
 
     def __init__(  # noqa: PLR0913 - wired once, by name
@@ -109,7 +109,7 @@ class PinKeeper:
         self.lock = asyncio.Lock()
 
     async def run(self) -> None:
-        """Keep them, for ever."""
+        """Run rounds for ever."""
         while True:
             await self.round()
             await asyncio.sleep(_INTERVAL_S)
@@ -174,7 +174,7 @@ class PinKeeper:
         return await self._ask(instance, "GET", PREFIXES_PATH, None, Pins)
 
     async def invalidate(self, instance: Instance, chain: Chain) -> Invalidation:
-        """Make an instance forget blocks and what follows them; raises ``InstanceControlError``."""
+        """Delete blocks and their successors from an instance; raises ``InstanceControlError``."""
         request = InvalidateRequest(hashes=list(chain))
         done = await self._ask(instance, "POST", INVALIDATE_PATH, request, Invalidation)
         if (sent := self._sent_to(instance)) is not None:

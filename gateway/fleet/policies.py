@@ -1,12 +1,12 @@
 """Changing a policy on all instances, or on none.
 
-Two phases. First every instance is asked what it runs now: one that can't be asked ends the change before anything was
-changed. Then all are told, at once; each builds the new policy from the old one's blocks and swaps in one step, or
-refuses and stays as it was. When one refuses, the gateway sends those that have changed the policies that they ran
-before. It sends them to an instance that did not answer, too: that instance may have changed. Such an instance *owes*
-its earlier policy, and the keeper sends that policy until the instance runs it.
+Two phases. First the gateway reads the policies of every instance: where it can't read those of one, the change ends
+before anything was changed. Then it sends the new policy to all at once; each instance builds the new policy from the
+old one's blocks and swaps in one step, or refuses and stays as it was. When one refuses, the gateway restores the
+earlier policy of those that have changed. It sends that policy to an instance that did not answer, too: that instance
+may have changed. The keeper goes on sending it until the instance runs it.
 
-So a change takes at most the time of three calls: to ask, to tell, to go back.
+So a change takes at most the time of three calls: read, send, restore.
 
 Each call carries a fence of the store, and the calls back a newer one: an instance refuses a call that arrives after a
 newer one, however late it comes and whichever gateway sent it. An instance of an earlier version knows no fences.
@@ -30,12 +30,12 @@ from kvcontrol.core.policy_control import FENCE_LEAP, POLICY_PATH, Fence, FirstP
 
 
 class Step(StrEnum):
-    """What became of a change on one instance."""
+    """The outcome of a change on one instance."""
 
     CHANGED = "changed"
     UNCHANGED = "unchanged"  # it ran this already
     REFUSED = "refused"
-    NOT_READ = "not_asked"  # another one could not be asked, or this one could not
+    NOT_READ = "not_read"  # its policies could not be read, or those of another instance
     ROLLED_BACK = "rolled_back"
     ROLLBACK_FAILED = "rollback_failed"
 
@@ -56,8 +56,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceStep:
-    """One instance's part: what happened, why, and what it ran before. ``mistaken`` says that it knows no such kind,
-    name or parameters, and nothing has changed there.
+    """One instance's part: the outcome, the reason, and the earlier policy. ``mistaken`` is whether the instance knows
+    no such kind, name or parameters; then nothing has changed there.
     """
 
     step: Step
@@ -98,8 +98,8 @@ class SwapReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """What an instance runs, by kind, and the eviction policies and strategies of the schedule that it could run, each
-    in a few words. ``fences`` are the newest numbers that it knows, by kind and store; None where it knows no fences.
+    """The policies of an instance by kind, and its available eviction policies and strategies of the schedule, each in
+    a few words. ``fences`` are the newest numbers that it knows, by kind and store; None where it knows no fences.
     ``first`` are the policies with which it was started, of kinds that were changed since; an instance of an earlier
     version does not report them.
     """
@@ -116,8 +116,8 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Owed:
-    """A policy that an instance has to run again, and the fence of the calls for it."""
+class FencedPolicy:
+    """A policy that an instance has to run, and the fence of the calls for it."""
 
     policy: Policy
     fence: Fence
@@ -125,7 +125,7 @@ class Owed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Note:
-    """What instances ran before a change, and the fences of its calls and of those for its rollback."""
+    """The policies of instances before a change, and the fences of its calls and of the calls for its rollback."""
 
     before: Mapping[InstanceId, Policy]
     fence: Fence
@@ -134,7 +134,7 @@ class Note:
 
 _log = logging.getLogger(__name__)
 Noted = Callable[[Mapping[InstanceId, Policy], Collection[Choice]], Awaitable[Note]]
-"""Writes what instances ran before a change, given what they run and what they reported."""
+"""Writes the policies before a change into the store, from the running policies and the reports of instances."""
 
 
 class SwapBusyError(Exception):
@@ -142,12 +142,12 @@ class SwapBusyError(Exception):
 
 
 class PolicySwap:
-    """One change at a time from this process; knows what instances owe."""
+    """One change at a time from this process; remembers the policies that instances must run again."""
 
     def __init__(self, control: InstanceControl) -> None:
         self._control = control
         self._lock = asyncio.Lock()
-        self._owed: dict[InstanceId, dict[str, Owed]] = {}
+        self._to_restore: dict[InstanceId, dict[str, FencedPolicy]] = {}
         self._looks: dict[InstanceId, Choice] = {}
 
     @property
@@ -168,25 +168,26 @@ class PolicySwap:
         finally:
             self._lock.release()
 
-    def owed(self, instance: InstanceId) -> Mapping[str, Owed]:
-        """Return the previous policies of an instance, by kind, of rolled-back changes without an answer."""
-        return self._owed.get(instance, {})
+    def to_restore(self, instance: InstanceId) -> Mapping[str, FencedPolicy]:
+        """Return the policies that an instance must run again, by kind: it did not answer a rollback."""
+        return self._to_restore.get(instance, {})
 
-    def owe(self, instance: InstanceId, policy: Policy, fence: Fence) -> None:
-        """Note that an instance has to run a policy which it ran before a change that was not ended."""
-        self._owed.setdefault(instance, {})[policy.kind] = Owed(policy=policy, fence=fence)
+    def must_restore(self, instance: InstanceId, policy: Policy, fence: Fence) -> None:
+        """Note that an instance must run a policy again which it ran before an unfinished change."""
+        restores = self._to_restore.setdefault(instance, {})
+        restores[policy.kind] = FencedPolicy(policy=policy, fence=fence)
 
-    def paid(self, instance: InstanceId, kind: str | None = None) -> None:
-        """Note that an instance has the right policy, of one kind or (a new process) of all."""
-        owed = self._owed.get(instance, {})
+    def restored(self, instance: InstanceId, kind: str | None = None) -> None:
+        """Note that an instance runs the right policy, of one kind or (a new process) of all."""
+        restores = self._to_restore.get(instance, {})
         if kind is not None:
-            owed.pop(kind, None)
-        if kind is None or not owed:
-            self._owed.pop(instance, None)
+            restores.pop(kind, None)
+        if kind is None or not restores:
+            self._to_restore.pop(instance, None)
 
     def forget(self, instance: InstanceId) -> None:
         """Forget an instance that has left."""
-        self.paid(instance)
+        self.restored(instance)
         self._looks.pop(instance, None)
 
     async def look(self, instance: Instance) -> Choice:
@@ -201,7 +202,7 @@ class PolicySwap:
         At the last look the instance may have known no fences, or have reported a number that the store can't have
         issued, for which it would refuse every fence of the store: then the policy is sent without the fence.
         """
-        last = self._looks.get(instance.id)  # None: it has left, or nobody has looked
+        last = self._looks.get(instance.id)  # None: it has left, or was not read
         newest = 0 if last is None else last.newest(policy.kind, fence.store)
         if newest > fence.number + FENCE_LEAP:
             _log.warning(
@@ -222,7 +223,7 @@ class PolicySwap:
         rollback of each. An exception of ``noted`` ends the change. The call also goes to an instance that runs
         ``policy`` already: after it, older calls are refused there.
         """
-        reports = await asyncio.gather(*(self._ask(each) for each in instances))
+        reports = await asyncio.gather(*(self._read(each) for each in instances))
         before: dict[InstanceId, Policy] = {}
         choices: list[Choice] = []
         problems: dict[InstanceId, str] = {}
@@ -264,18 +265,18 @@ class PolicySwap:
             if (done.step is not Step.CHANGED and not unknown) or done.before is None or report.back is None:
                 return done
             if unknown:
-                self.owe(instance.id, done.before, report.back)
+                self.must_restore(instance.id, done.before, report.back)
             try:
                 await self.send(instance, done.before, report.back)
             except InstanceControlError as error:
-                self.owe(instance.id, done.before, report.back)
+                self.must_restore(instance.id, done.before, report.back)
                 return InstanceStep(step=Step.ROLLBACK_FAILED, reason=done.reason or str(error), before=done.before)
             return InstanceStep(step=Step.ROLLED_BACK, reason=done.reason, before=done.before)
 
         after = await asyncio.gather(*(back(each) for each in instances))
         return SwapReport(steps=dict(zip((each.id for each in instances), after, strict=True)), back=report.back)
 
-    async def _ask(self, instance: Instance) -> Choice | InstanceControlError:
+    async def _read(self, instance: Instance) -> Choice | InstanceControlError:
         try:
             return await self.look(instance)
         except InstanceControlError as error:

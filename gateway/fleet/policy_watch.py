@@ -18,7 +18,7 @@ _SURE: Final = 2
 
 
 class PolicyWatch:
-    """Compares what instances run with what they were started with."""
+    """Compares the running policies of instances with those of their start."""
 
     def __init__(self, problems: Problems) -> None:
         self._problems = problems
@@ -40,8 +40,8 @@ class PolicyWatch:
     def observe(
         self, instance: InstanceId, epoch: Epoch, choice: Choice, *, stored: Collection[str], store: str
     ) -> None:
-        """Compare what an instance runs while no change is pending in ``store``; the keeper compares the kinds with a
-        ``stored`` policy.
+        """Compare the policies of an instance while no change is pending in ``store``, except the ``stored`` kinds:
+        those are the keeper's.
         """
         if self._lives.get(instance) != epoch:
             self._forget(instance)

@@ -1,7 +1,7 @@
 """Splits a preset into settings that a running instance can take over and those that need a restart.
 
-An instance is told policies and quotas while it runs. Sizes, block sizes, batch sizes and the rest are fixed when it
-starts; those that it reports are compared, so that an operator sees which instances differ, and in what.
+A running instance accepts policies and quotas. Sizes, block sizes, batch sizes and the rest are fixed at its start; the
+reported ones are compared with the preset, so that an operator sees each difference.
 """
 
 from collections.abc import Mapping

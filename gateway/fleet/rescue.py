@@ -3,7 +3,7 @@
 An operation is pending in the store until it ends, and its gateway renews its lease every second. When a lease of
 ``lease_s`` has expired, the first other gateway that notices takes the operation over: instances return to their
 previous state, or to the state in the store, and the audit log records the undo. Each instance of the note receives a
-policy call with a new fence, even if it runs the right policy: later it refuses the ended gateway's calls.
+policy call with a new fence, even if it runs the right policy: after that it refuses the ended gateway's calls.
 A gateway abandons its own operation when an instance did not answer its rollback; whichever gateway takes it over, the
 outcome in the audit log stays.
 """
@@ -25,10 +25,13 @@ from kvcontrol.core.ids import InstanceId
 
 _AWAITED_S: Final = 600.0
 """Longest wait for an instance that left the registry: it may register itself again."""
+
 _BEGUN: Final = "begun"
 _UNDONE: Final = "undone"
+"""Outcome of an operation that another gateway undid."""
+
 _INTERRUPTED: Final = "interrupted"
-"""Outcome of an undone operation, and of one whose effect is unknown."""
+"""Outcome of an operation without anything to undo; whether it was carried out is unknown."""
 
 
 class _Taken(NamedTuple):
@@ -87,7 +90,7 @@ class Rescue:
         note = read_note(operation.note)
         for each in note.policies:
             policy = Policy(kind=each.kind, name=each.name, params=each.params)
-            self._swap.owe(InstanceId(each.instance), policy, fence)
+            self._swap.must_restore(InstanceId(each.instance), policy, fence)
         await self._unpin(note)
 
     async def _unpin(self, note: UndoNote) -> None:
@@ -101,13 +104,13 @@ class Rescue:
                         await self._pins.unpin(instance, each.name)
 
     async def _end(self, taken: _Taken) -> None:
-        """End an operation when no instance owes a policy for it, except instances that stay away for too long."""
+        """End an operation once all instances of its note run their earlier policies, except those that stay away."""
         operation = taken.operation
         note = read_note(operation.note)
         awaited = self._clock() - taken.at_s < _AWAITED_S
         for each in note.policies:
             instance = InstanceId(each.instance)
-            if each.kind in self._swap.owed(instance) and (awaited or self._registry.knows(instance)):
+            if each.kind in self._swap.to_restore(instance) and (awaited or self._registry.knows(instance)):
                 return
         action = operation.action
         if action.outcome == _BEGUN:

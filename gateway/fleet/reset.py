@@ -15,7 +15,7 @@ from kvcontrol.core.tier_control import RESET_PATH, CacheReset
 async def reset_prefix_caches(
     control: InstanceControl, instances: Sequence[Instance]
 ) -> Mapping[InstanceId, CacheReset | InstanceControlError]:
-    """Make instances forget what no request uses; return how many blocks each tier forgot, or why it did not."""
+    """Empty the caches of instances, except blocks in use; return the dropped blocks by tier, or the error."""
 
     async def one(instance: Instance) -> CacheReset | InstanceControlError:
         try:

@@ -23,7 +23,7 @@ class NotedPin(msgspec.Struct, frozen=True):
 
 
 class UndoNote(msgspec.Struct, frozen=True):
-    """Everything that an operation will change."""
+    """The earlier state of everything that an operation changes on instances."""
 
     policies: list[NotedPolicy] = []
     pins: list[NotedPin] = []
@@ -34,7 +34,7 @@ class UndoNote(msgspec.Struct, frozen=True):
 
 
 def noted(before: Mapping[InstanceId, Policy]) -> list[NotedPolicy]:
-    """Return what instances ran before, to be noted."""
+    """Return the earlier policies of instances for a note."""
     return [
         NotedPolicy(instance=instance, kind=policy.kind, name=policy.name, params=policy.params)
         for instance, policy in before.items()
@@ -42,7 +42,7 @@ def noted(before: Mapping[InstanceId, Policy]) -> list[NotedPolicy]:
 
 
 def read_note(text: str) -> UndoNote:
-    """Read a note; one that is empty, or that this version can't read, holds nothing to undo."""
+    """Read a note; an empty one, or one that this version can't read, contains nothing to undo."""
     try:
         return msgspec.json.decode(text, type=UndoNote)
     except UNREADABLE:

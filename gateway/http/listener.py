@@ -1,10 +1,9 @@
-"""How an address that several processes listen on is given up without losing a connection.
+"""Closes a listening socket that several processes share without losing a connection.
 
-A connection waits in the listener's queue until a process accepts it; when the last one closes the listener, those that
-wait are reset, and a client can't know whether its request was read. So the kernel is told first to drop whatever asks
-for a new connection (a filter on the socket, which all processes share); what waits is accepted; then the socket is
-shut down for all of them, also for one that hangs. A client that asked meanwhile tries again after a second and is
-refused.
+A connection waits in the listener's queue until a process accepts it. When the last process closes the listener, the
+kernel resets the waiting connections, and their clients can't know whether a request was read. So first a filter on the
+shared socket drops new connection attempts; the processes accept the waiting connections; then the socket is shut down
+for all of them, also for one that hangs. A client whose attempt was dropped tries again after a second and is refused.
 """
 
 import ctypes
@@ -31,12 +30,12 @@ _INFO_BYTES: Final = 104
 _WAITING_AT: Final = 24
 _POLL_S: Final = 0.01
 _QUIET_S: Final = 0.05
-"""Handshakes that are under way when the filter comes end within this time."""
+"""Handshakes in progress end within this time after the filter was attached."""
 
 
 def take_no_more(listener: socket.socket, *, limit_s: float) -> None:
-    """Let nothing new in, and return once all that waits has been accepted elsewhere, after ``limit_s`` at the
-    latest. Only Linux can do that; elsewhere it returns at once.
+    """Drop new connection attempts, and return once other processes have accepted all waiting connections, after
+    ``limit_s`` at the latest. Only Linux can do that; elsewhere it returns at once.
     """
     if sys.platform != "linux":
         return
@@ -58,7 +57,7 @@ def take_no_more(listener: socket.socket, *, limit_s: float) -> None:
 
 
 def refuse_all(listener: socket.socket) -> None:
-    """Refuse new connections from now on, whatever other processes that share the listener do.
+    """Refuse new connections from now on, also in other processes that share the listener.
 
     Connections that still wait are reset. Only Linux can do that; elsewhere the last process to close refuses them.
     """

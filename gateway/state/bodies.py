@@ -15,14 +15,14 @@ DEFAULT_QUOTA = "_default"
 """Name of the quota of tenants that have none of their own; no tenant can be called that."""
 
 CURRENT_PRESET = "current"
-"""Name of the document that says which preset the fleet is to be."""
+"""Name of the document with the preset of the fleet."""
 
 _NAME = re.compile(NAME_PATTERN)
 _MOST = 10**12
 
 
 def _no_zero(value: object) -> object:
-    """0 would be nothing at all, or no limit, as one reads it."""
+    """Refuse 0: it could be read as "nothing", or as "no limit"."""
     if value == 0 and not isinstance(value, bool):
         raise ValueError(
             "0 would refuse every request: to do that, suspend the tenant (PUT /admin/v1/tenants/NAME with "
@@ -45,7 +45,7 @@ class _Body(BaseModel):
 
 
 class TenantBody(_Body):
-    """A tenant. One that is suspended is refused with 403, whichever of its keys is used."""
+    """A tenant. All requests of a suspended tenant are refused with 403."""
 
     note: Text = Field("", description="For people.")
     suspended: bool = Field(default=False, strict=True, description="Whether its requests are refused.")
@@ -60,7 +60,7 @@ class KvBudgetBody(_Body):
 
 
 class QuotaBody(_Body):
-    """What a tenant may use. Null is no limit."""
+    """The limits of a tenant. Null is no limit."""
 
     requests_per_min: Limit = Field(None, description="Requests within any 60 seconds.")
     tokens_per_min: Limit = Field(None, description="Prompt and completion tokens within any 60 seconds.")
@@ -72,7 +72,7 @@ class QuotaBody(_Body):
     kv: dict[TierName, KvBudgetBody] = Field(default_factory=dict, description="KV budget by tier.")
 
     def limits(self) -> TenantLimits:
-        """Return the same as what the request path uses."""
+        """Return the limits for the request path."""
         kv = {
             CacheTier(tier): KvBudget(
                 guaranteed_bytes=each.guaranteed_bytes, burst_bytes=each.burst_bytes, weight=each.weight
@@ -92,14 +92,14 @@ class QuotaBody(_Body):
 
 
 class PresetBody(_Body):
-    """Which preset the fleet is to be."""
+    """The preset of the fleet."""
 
     name: Name = Field(description="A preset, like long-context-32k.")
     hardware: Name = Field(description="What the instances run on, like cpu.")
 
 
 class PolicyBody(_Body):
-    """A policy that all instances are kept at."""
+    """A policy for all instances."""
 
     name: PolicyName = Field(
         description="A policy that the instances know, like lru; for shadow, candidates with commas."

@@ -34,6 +34,6 @@ def shared_store_time() -> Iterator[None]:
 
 
 def store_time() -> StoreTime:
-    """Return what this task's calls share; a new one outside of ``shared_store_time``."""
+    """Return the time that this task's calls share; a new one outside of ``shared_store_time``."""
     task, shared = asyncio.current_task(), _shared.get()
     return shared if shared is not None and shared.task is task else StoreTime(task)

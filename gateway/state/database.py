@@ -1,4 +1,4 @@
-"""One connection to a database, whichever it is."""
+"""One connection to a database of any kind."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -8,7 +8,7 @@ Row = Sequence[Any]
 
 
 class CommitUnknownError(Exception):
-    """The database was lost while it was told to commit: whether it did is not known."""
+    """The connection was lost during a commit: whether the database made it is unknown."""
 
 
 class Database(Protocol):
@@ -21,7 +21,7 @@ class Database(Protocol):
 
     @property
     def lost(self) -> bool:
-        """Whether the connection has ended from the other side: the same may succeed on a new one."""
+        """Whether the other side has ended the connection: the same call may succeed on a new one."""
         ...
 
     def tables(self) -> frozenset[str]:
@@ -38,10 +38,10 @@ class Database(Protocol):
         ...
 
     def transaction(self) -> AbstractContextManager[float]:
-        """Run the block as one transaction that no other writer runs beside; roll it back when the block raises. The
-        block gets the time of its start by the database's clock.
+        """Run the block as one transaction, with no other writer at the same time; roll it back when the block raises.
+        Yield the time of its start by the database's clock.
 
-        Raises ``CommitUnknownError`` where it can't be known whether it was committed.
+        Raises ``CommitUnknownError`` where it is unknown whether the database has committed it.
         """
         ...
 
@@ -50,7 +50,7 @@ class Database(Protocol):
     def execute(self, statement: str, parameters: Sequence[object] = ()) -> None: ...
 
     def abort(self) -> None:
-        """Make the statement that runs on the other thread fail now; the connection is of no use afterwards."""
+        """Make the statement that runs on the other thread fail now; the connection can't be used afterwards."""
         ...
 
     def close(self) -> None: ...

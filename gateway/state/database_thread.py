@@ -1,8 +1,8 @@
 """One connection to a database, used blocking on a thread of its own, with bounds on every call.
 
-A call that has not begun when its time is over is cancelled, so it is never carried out later. One that has begun ends
-in bounded time, whatever the database does: its connection is cut from outside. A connection that had died unnoticed is
-replaced, and its call made once more.
+A call that has not begun when its time is over is cancelled, so it is never carried out later. A call that has begun
+ends in bounded time, also while the database hangs: the event loop cuts its connection. A connection that died
+unnoticed is replaced, and its call is made once more.
 """
 
 import asyncio
@@ -20,8 +20,8 @@ _Result = TypeVar("_Result")
 
 
 class DatabaseThread:
-    """``connect`` is called on the thread, again after a failure. ``unavailable`` is what the driver raises when the
-    database can't be used; ``limit_s`` bounds the wait of a call, and its time once it has begun.
+    """``connect`` runs on the thread, again after a failure. ``unavailable`` are the driver's errors for an unusable
+    database; ``limit_s`` bounds the wait of a call, and its time once it has begun.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class DatabaseThread:
         self._thread.shutdown(wait=False)
 
     def _submit(self, work: Callable[[], _Result]) -> "Future[_Result]":
-        """Do it on the store's thread after what was asked before, cut off ``limit_s`` after it has begun."""
+        """Queue a call for the store's thread; it is cut off ``limit_s`` after it has begun."""
         loop = asyncio.get_running_loop()
 
         def bounded() -> _Result:
@@ -51,7 +51,7 @@ class DatabaseThread:
         return self._thread.submit(bounded)
 
     async def run(self, work: Callable[[Database], _Result]) -> _Result:
-        """Return what ``work`` returns. A change that was begun goes on when the caller is cancelled.
+        """Return the result of ``work``. A change that has begun continues when the caller is cancelled.
 
         Raises ``StoreUnavailableError``, also when the calls that share their time have used it up.
         """
@@ -70,7 +70,7 @@ class DatabaseThread:
     async def _answer(self, work: Callable[[Database], _Result], *, within_s: float) -> _Result:
         call = self._submit(lambda: self._attempt(work))
         answer = asyncio.wrap_future(call)
-        answer.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may be left to look at it
+        answer.add_done_callback(lambda done: done.cancelled() or done.exception())  # its caller may be cancelled
         try:
             ended, _ = await asyncio.wait({answer}, timeout=within_s)
         except asyncio.CancelledError:
@@ -93,7 +93,7 @@ class DatabaseThread:
         try:
             return self._once_more(work, call)
         except self._unavailable as error:
-            self._drop()  # whatever state the connection is in, the next call gets a new one
+            self._drop()  # the next call gets a new connection
             if isinstance(error, CommitUnknownError):
                 raise OutcomeUnknownError(
                     "the connection to the database was lost during the commit; the change may have been made: "
@@ -103,10 +103,10 @@ class DatabaseThread:
                 raise self._too_late() from error
             raise StoreUnavailableError(f"the database can't be used: {str(error).strip()}") from error
         finally:
-            self._begun += 1  # its time is over without effect
+            self._begun += 1  # its cut-off has no effect any more
 
     def _once_more(self, work: Callable[[Database], _Result], call: int) -> _Result:
-        """Do it, and again on a new connection where one that was kept turns out to be dead."""
+        """Do the work, and again on a new connection where the kept one was dead."""
         kept = self._database
         try:
             return self._with(self._database or self._opened(call), work)
@@ -124,7 +124,7 @@ class DatabaseThread:
 
     def _opened(self, call: int) -> Database:
         self._database = database = self._connect()
-        if self._cut == call:  # there was nothing to cut off yet
+        if self._cut == call:  # the cut-off came before the connection
             raise self._too_late()
         prepare(database)
         return database

@@ -1,7 +1,7 @@
-"""Contents of the store: versioned documents, the audit log, and answers by idempotency key.
+"""Content of the store: versioned documents, the audit log, and answers by idempotency key.
 
 A document is JSON text under a kind and a name. Its version starts at 1 and grows by one with each change; a document
-that is deleted and made again goes on counting, so that an old version never fits again.
+that is deleted and created again continues its count, so that an old version never matches again.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,11 +12,11 @@ from typing import Final, NamedTuple
 from kvcontrol.core.policy_control import Fence
 
 ABSENT: Final = 0
-"""As an expected version: the document must not be there."""
+"""As an expected version: there must be no such document."""
 
 
 class Kind(StrEnum):
-    """What a document is about; the value is what the store calls it."""
+    """The kind of a document; the value is its name in the store."""
 
     TENANT = "tenant"
     KEY = "key"
@@ -30,8 +30,8 @@ class Kind(StrEnum):
 
 
 class Revision(NamedTuple):
-    """Which state of the documents it is. The number grows with every change; a standby that lost the last ones may
-    come to the same number again, but not at the same time.
+    """Identifies a state of the documents. The number grows with every change; a standby that lost the last changes may
+    reach the same number again, but not at the same time.
     """
 
     number: int = 0
@@ -52,8 +52,8 @@ class Document:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """Documents of several kinds, each kind by name, as they were together at a revision; None if that was known.
-    ``skew_s`` is by how much the reader's clock is ahead of the store's; times in the store are of the latter.
+    """Documents of several kinds at one revision, each kind by name; None if the reader knew that revision. ``skew_s``
+    is the lead of the reader's clock over the store's; times in the store are of the store's clock.
     """
 
     revision: Revision
@@ -85,7 +85,7 @@ Change = Put | Delete
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Action:
-    """Who did what, for the audit log. ``detail`` is JSON text without secrets."""
+    """An entry of the audit log before it is recorded. ``detail`` is JSON text without secrets."""
 
     actor: str
     action: str
@@ -106,10 +106,10 @@ class AuditEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingOperation:
-    """Something outside of the store that was begun and has not ended. ``number`` is that of its audit entry.
+    """A change outside of the store that has not ended. ``number`` is the number of its audit entry.
 
-    ``note`` is JSON text with what it takes to undo it, "" while nothing was done. Once ``left_s`` is below 0, whoever
-    began it is taken for dead. One that somebody else undoes is ``abandoned``.
+    ``note`` is JSON text that describes how to undo the change, "" before anything was done. Below 0 ``left_s`` means
+    that its lease has expired. ``abandoned`` is whether its gateway has given it up: another one undoes it.
     """
 
     number: int
@@ -120,8 +120,8 @@ class PendingOperation:
 
 
 class Pending(NamedTuple):
-    """Pending operations, the oldest first. ``fence`` was the newest one just before they were read: an operation with
-    an older fence is among them, or had ended.
+    """Pending operations, the oldest first. ``fence`` was the newest fence just before they were read: an operation
+    with an older fence is among them, or had ended.
     """
 
     fence: Fence
@@ -130,7 +130,7 @@ class Pending(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditBound:
-    """How much of the audit log is kept: the newest ``entries``, and none that is older than ``age_s``."""
+    """Bounds of the audit log: the newest ``entries``, and none older than ``age_s``."""
 
     entries: int = 100_000
     age_s: float = 365 * 86_400.0
@@ -138,7 +138,7 @@ class AuditBound:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remembered:
-    """What was answered to a request that came with an idempotency key. ``request`` is a digest of that request."""
+    """The answer to a request with an idempotency key. ``request`` is a digest of that request."""
 
     key: str
     request: str

@@ -21,17 +21,17 @@ class _Body(BaseModel):
 
 
 class InstanceBody(_Body):
-    """What an operator says of an instance. Without ``url`` it is one that the settings or a discovery name."""
+    """An operator's document of an instance. Without ``url`` the settings or a discovery name the instance."""
 
     url: Url | None = Field(None, description="Where its HTTP server listens; null for one that is named elsewhere.")
-    draining: bool = Field(default=False, strict=True, description="Whether it is given nothing new.")
+    draining: bool = Field(default=False, strict=True, description="Whether it receives no new requests.")
     role: EngineRole | None = Field(
         None, description="Role where prompts go through the tiers; null: from its name or its own report."
     )
 
 
 class RoutingBody(_Body):
-    """How instances are chosen. Null is what the settings say."""
+    """The routing policy. Null is the value of the settings."""
 
     policy: PolicyName
     prefill_tokens_per_s: float | None = Field(None, gt=0, le=1e9, description="Prefill speed until it is measured.")
@@ -46,8 +46,8 @@ class RoutingBody(_Body):
 class PinBody(_Body):
     """A pinned prefix: no text and no tokens, the names of its blocks.
 
-    ``chains`` has the hex hashes of its blocks in prompt order, put together, for each way in which instances name
-    blocks. ``tokens`` are those of its blocks.
+    ``chains`` has the hex hashes of its blocks in prompt order, concatenated, for each layout of block names.
+    ``tokens`` counts the tokens of its blocks.
     """
 
     model: str
@@ -59,6 +59,6 @@ class PinBody(_Body):
     expires_at_s: float | None = None
 
     def chain(self, layout: str) -> tuple[str, ...]:
-        """Return the hashes for one way of naming blocks, none where it is not known."""
+        """Return the hashes for one layout, none where it is unknown."""
         text = self.chains.get(layout, "")
         return tuple(text[start : start + _HASH_DIGITS] for start in range(0, len(text), _HASH_DIGITS))

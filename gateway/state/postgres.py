@@ -23,25 +23,25 @@ except ModuleNotFoundError as error:
     )
 
 _LOCK: Final = 0x6B76_6761_7465
-"""Number of the advisory lock that makes writers take turns, as SQLite's do: changes are rare and small."""
+"""Number of the advisory lock that admits one writer at a time, as SQLite does: changes are rare and small."""
 
 _CLOCK: Final = "EXTRACT(EPOCH FROM clock_timestamp())::float8"
 _BEGIN: Final = f"BEGIN; SELECT pg_advisory_xact_lock({_LOCK}); SELECT {_CLOCK}"
 _KEEPALIVE_S: Final = 5
 _LEAST_CONNECT_S: Final = 2
-"""PostgreSQL's driver waits no shorter for a connection."""
+"""The shortest time limit of PostgreSQL's driver for a connection."""
 
 
 class SilentServerError(Exception):
-    """The server of a connection answers no more."""
+    """The server of a connection has stopped answering."""
 
 
 class PostgresDatabase:
-    """One connection. The server ends a statement that takes longer than ``limit_s``; a server that can't is left by
-    ``abort``, and one that is gone without a word is noticed by TCP.
+    """One connection. The server ends a statement that takes longer than ``limit_s``. ``abort`` ends the connection to
+    a server that hangs, and TCP's keepalives end the connection to a host that disappeared.
 
-    Unless the URL names its own ``target_session_attrs``, a standby is refused: it lags behind, so a revoked key would
-    be accepted for as long as it does.
+    Unless the URL names its own ``target_session_attrs``, a standby is refused: a revoked key would be accepted for as
+    long as the standby lags behind.
     """
 
     def __init__(self, url: str, *, limit_s: float = CALL_LIMIT_S) -> None:
@@ -78,18 +78,18 @@ class PostgresDatabase:
         return _CLOCK
 
     def check(self) -> None:
-        """A connection leads to its server for as long as it lasts."""
+        """Do nothing: a connection never changes its server."""
 
     @contextmanager
     def transaction(self) -> Iterator[float]:
         try:
-            begun = self._connection.execute(_BEGIN, prepare=False)  # several statements, which are answered at once
+            begun = self._connection.execute(_BEGIN, prepare=False)  # several statements in one round trip
             while begun.nextset():
                 pass
             [[now_s]] = begun.fetchall()
             yield float(now_s)
         except BaseException:
-            with suppress(psycopg.Error):  # a connection that is gone has nothing left to take back
+            with suppress(psycopg.Error):  # the server rolls back the transaction of a lost connection
                 self._connection.execute("ROLLBACK")
             raise
         try:
@@ -130,7 +130,7 @@ def _place(url: str) -> str:
 
 @contextmanager
 def _answering(database: PostgresDatabase, limit_s: float) -> Iterator[None]:
-    """Leave a server that has not answered all of the block within ``limit_s``: raises ``SilentServerError``."""
+    """End the connection of a block that takes longer than ``limit_s``: raises ``SilentServerError``."""
     over = Event()
 
     def leave() -> None:
@@ -161,7 +161,7 @@ def open_postgres(url: str, audit: AuditBound | None = None, *, limit_s: float =
     except (psycopg.errors.ConnectionTimeout, SilentServerError) as error:
         raise StateError(
             f"store_url: PostgreSQL can't be used: {_place(url)} did not answer within {start_limit_s} s; look at the "
-            "server and at what is between, then start the gateway again"
+            "server and at the network, then start the gateway again"
         ) from error
     except (psycopg.Error, CommitUnknownError, SchemaError) as error:
         raise StateError(f"store_url: PostgreSQL can't be used: {str(error).strip()}") from error

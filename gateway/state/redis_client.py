@@ -60,10 +60,10 @@ def unfit(info: Mapping[str, Any]) -> str | None:
 
 
 def redis_client(url: str, *, connections: int) -> Any:
-    """Return a client with so many connections, none of which is opened yet; the driver has no types to speak of.
+    """Return a client with so many connections, none of which is opened yet; the driver has hardly any types.
 
-    A command on a connection that turns out to be dead, or to lead to a replica that was the primary before, is sent
-    once more on a new one: all of ours may come twice.
+    A command on a dead connection, or on one to a replica that was the primary before, is sent once more on a new
+    connection: all commands of kvgate are idempotent.
     """
     pool = redis.BlockingConnectionPool.from_url(
         url,

@@ -1,4 +1,4 @@
-"""Looks at Redis while the gateway runs: one that is away, or can't keep quotas, is a problem for operators."""
+"""Checks Redis while the gateway runs: a Redis that is unavailable, or can't keep quotas, is a problem."""
 
 import asyncio
 from collections.abc import Mapping
@@ -12,13 +12,13 @@ _SUBJECT: Final = "redis_url"
 
 
 class RedisWatch:
-    """Looks every two seconds, on a connection of its own: Redis may be restarted with another configuration."""
+    """Checks every two seconds, on a connection of its own: Redis may be restarted with another configuration."""
 
     def __init__(self, url: str) -> None:
         self._client = redis_client(url, connections=1)
 
     async def run(self, problems: Problems) -> None:
-        """Report what is wrong, and clear what is not, for ever."""
+        """Report the problem while it lasts, for ever."""
         while True:
             wrong = await self._look()
             if wrong is None:
@@ -35,7 +35,7 @@ class RedisWatch:
                     return None
                 await self._client.connection_pool.disconnect()  # the address may lead to another server by now
                 return _wrong(await self._client.info())
-        except NoPermissionError:  # the log has this from the start
+        except NoPermissionError:  # logged at the start
             return None
         except (RedisError, OSError, TimeoutError) as error:
             return (

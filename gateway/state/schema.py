@@ -85,8 +85,8 @@ MIGRATIONS: Final = (
         ),
     ),
 )
-"""Versions before 2 did not record theirs. A document that is gone stays as a row without a body, so that its version
-goes on counting.
+"""Versions before 2 did not record theirs. A deleted document stays as a row without a body, so that its version
+continues.
 """
 
 VERSION: Final = MIGRATIONS[-1].version

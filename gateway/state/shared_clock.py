@@ -1,4 +1,4 @@
-"""One clock for all gateways of a store: the store's own, as far as this process has seen it."""
+"""One clock for all gateways of a store: the store's clock, as this process has read it."""
 
 from collections.abc import Callable
 from time import monotonic, time
@@ -9,9 +9,9 @@ MOST_SKEW_S: Final = 5.0
 
 
 class SharedClock:
-    """Seconds since 1970 by the store's clock. Until that was seen, this machine's clock is taken for right.
+    """Seconds since 1970 by the store's clock, by this machine's clock before the first read of the store.
 
-    Between two looks it goes on by ``ticks``, so that nobody who sets this machine's clock makes an expired key good.
+    Between two reads it advances with ``ticks``: setting this machine's clock revives no expired key.
     """
 
     def __init__(self, own: Callable[[], float] = time, ticks: Callable[[], float] = monotonic) -> None:
@@ -23,5 +23,5 @@ class SharedClock:
         return self._ahead_s + self._ticks()
 
     def seen(self, skew_s: float) -> None:
-        """Note by how much this machine's clock is ahead of the store's."""
+        """Note the lead of this machine's clock over the store's."""
         self._ahead_s = self.own() - skew_s - self._ticks()

@@ -1,7 +1,7 @@
 """The store over a SQL database.
 
-Both drivers are used blocking, on one thread of their own: the store is read at start and written by people, never by a
-client's request, so one connection does, and one code path is tested against both. What differs is in a ``Database``.
+Both drivers block, on one thread of their own: operators write the store, never a client's request, so one connection
+is enough, and one code path is tested with both. A ``Database`` has the differences.
 """
 
 from collections.abc import Callable, Collection, Sequence

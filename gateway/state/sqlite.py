@@ -1,6 +1,6 @@
 """SQLite, the store of one host: a file in the state folder, shared by all workers there.
 
-WAL with full syncs: a reader never waits for a writer, and what was answered as done is on the disk.
+WAL with full syncs: a reader never waits for a writer, and a change is on the disk when it is answered.
 
 The file must stay the one that was opened (``sqlite_file.py``): the store can't be used otherwise until a restart.
 """
@@ -24,7 +24,7 @@ FILE_NAME = "kvgate.sqlite3"
 _log = logging.getLogger(__name__)
 _OLDEST = (3, 35, 0)
 _ROOM_BYTES = 1 << 20
-"""With less, SQLite may have no room for its log or for the index of that."""
+"""With less, SQLite may have no room for its log or for the index of the log."""
 
 
 class DiskFullError(Exception):

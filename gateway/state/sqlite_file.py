@@ -46,7 +46,7 @@ class LogFile(NamedTuple):
 
 
 class _State(NamedTuple):
-    """What changes with the content, without reading it."""
+    """Properties that change with the content, read without it."""
 
     size_bytes: int
     modified_ns: int
@@ -66,7 +66,7 @@ class _Log(NamedTuple):
 
 
 class _Moved(NamedTuple):
-    """What was read of the file without its log."""
+    """The file without its log."""
 
     header: bytes
     revision: int
@@ -231,7 +231,7 @@ def _content(store: sqlite3.Connection) -> _Content:
 
 
 def _follows(store: sqlite3.Connection, before: _Content) -> bool:
-    """Whether a store has what was there before: the last entry of the audit log at least, unless that is too old."""
+    """Whether a store continues ``before``: it has its last audit entry, or that entry is too old to keep."""
     [[oldest]] = store.execute("SELECT MIN(number) FROM kvgate_audit").fetchall()
     known = _entry_at_s(store, before.entry) == before.entry_at_s or (oldest or 0) > before.entry
     return _revision(store) >= before.revision and known

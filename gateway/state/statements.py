@@ -1,4 +1,4 @@
-"""What the store does, in SQL: the same statements for SQLite and PostgreSQL. Each function is given a ``Database``.
+"""The operations of the store in SQL, the same for SQLite and PostgreSQL: functions of a ``Database``.
 
 Times are those of the database's clock, so that gateways whose clocks differ agree.
 """
@@ -27,7 +27,7 @@ from kvcontrol.core.policy_control import FENCE_LEAP, MOST_FENCE, Fence
 
 _REMEMBERED_S: Final = 24 * 3600.0
 _MOST_FORGOTTEN: Final = 100
-"""Rows that one change may remove for their age or number, whatever the clock says."""
+"""Most rows that one change may remove for their age or number, also where a clock is wrong."""
 
 
 def documents(database: Database, kind: Kind) -> list[Document]:
@@ -85,12 +85,12 @@ def _as_document(kind: Kind, row: Row) -> Document:
 
 
 class Record(NamedTuple):
-    """What is written of a change into the audit log, and how much of the log is kept."""
+    """The audit entry of a change, and how much of the log is kept."""
 
     action: Action
     bound: AuditBound
     completes: int | None = None
-    """The entry that ends with it; None is a new one."""
+    """The pending operation whose entry it replaces; None is a new entry."""
 
 
 def begin(database: Database, record: Record, lease_s: float, excludes: Collection[str] = ()) -> int:
@@ -178,7 +178,7 @@ def pending(database: Database) -> Pending:
 
 
 def take(database: Database, number: int, lease_s: float) -> Fence | None:
-    """Take over an operation whose time is over, and issue a fence; None where another gateway took it over."""
+    """Take over an operation whose lease expired, and issue a fence; None where another gateway took it over."""
     with database.transaction() as now_s:
         if not database.rows(
             "UPDATE kvgate_acts SET until_s = ?, abandoned = 1 WHERE number = ? AND until_s < ? RETURNING number",
@@ -291,7 +291,7 @@ def _remember(database: Database, remember: Remembered, now_s: float) -> None:
 
 
 def remembered(database: Database, key: str) -> Remembered | None:
-    """Return what was answered to an idempotency key within the last day."""
+    """Return the answer to an idempotency key within the last day."""
     found = database.rows(
         "SELECT key, request, status, body, etag FROM kvgate_idempotency "  # noqa: S608 - no value is in it
         f"WHERE key = ? AND at_s >= {database.clock} - ?",

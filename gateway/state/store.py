@@ -4,7 +4,7 @@ StoreError
 ├── ConflictError            a document does not have the expected version; nothing was changed
 ├── RepeatedKeyError         this idempotency key was remembered a moment ago; nothing was changed
 ├── OperationBusyError       an operation that excludes this one has not ended; nothing was changed
-├── OperationLostError       another gateway took this one for dead, and undoes what it did; nothing was changed
+├── OperationLostError       the lease expired, and another gateway undoes this operation; nothing was changed
 └── StoreUnavailableError    the database can't be reached or is stuck; nothing was changed, and nothing will be
     └── OutcomeUnknownError  the database was lost in the middle of a commit: the change may have been made
 """
@@ -26,7 +26,7 @@ from gateway.state.documents import (
 from kvcontrol.core.policy_control import Fence
 
 Remember = Callable[[Sequence[Document | None]], Remembered]
-"""Makes of the documents after a change what was answered to it."""
+"""Makes the remembered answer from the documents after a change."""
 
 
 class StoreError(Exception):
@@ -53,7 +53,7 @@ class OperationBusyError(StoreError):
 
 
 class OperationLostError(StoreError):
-    """The operation is another gateway's now, or has ended."""
+    """The operation has ended, or another gateway undoes it."""
 
 
 class StoreUnavailableError(StoreError):
@@ -65,7 +65,7 @@ class OutcomeUnknownError(StoreUnavailableError):
 
 
 class Store(Protocol):
-    """What must survive any kill. Every method raises ``StoreUnavailableError`` when the database can't be used.
+    """The state that survives any kill. Every method raises ``StoreUnavailableError`` when the database can't be used.
 
     ``apply`` is one transaction: its changes, its audit entry and its remembered answer are all there afterwards, or
     none is, however the process ends. Reads see what was applied before, by whichever gateway.
@@ -78,8 +78,8 @@ class Store(Protocol):
     async def read(
         self, kinds: Sequence[Kind], clock: Callable[[], float], *, known: Revision | None = None
     ) -> Reading:
-        """Return the revision and, unless it is the ``known`` one, all documents of these kinds, as they are at one
-        moment; and by how much ``clock`` is ahead of the store's. The database answers once.
+        """Return the revision and, unless it is the ``known`` one, all documents of these kinds at one moment; and the
+        lead of ``clock`` over the store's. The database answers once.
         """
         ...
 
@@ -94,8 +94,8 @@ class Store(Protocol):
         ...
 
     async def abandon(self, number: int, action: Action) -> None:
-        """Write the outcome of an operation whose undo is not complete, and let the first gateway that notices take it
-        over; raises ``OperationLostError``.
+        """Write the outcome of an operation whose rollback is not complete, and let the first gateway that notices take
+        it over; raises ``OperationLostError``.
         """
         ...
 
@@ -120,8 +120,8 @@ class Store(Protocol):
         ...
 
     async def take(self, number: int, *, lease_s: float) -> Fence | None:
-        """Take over an operation whose owner is taken for dead. Return a new fence for the calls that undo it, None
-        where another gateway took it over.
+        """Take over an operation whose lease expired. Return a new fence for the calls that undo it, None where another
+        gateway took it over.
         """
         ...
 
@@ -133,17 +133,17 @@ class Store(Protocol):
         remember: Remember | None = None,
         completes: int | None = None,
     ) -> Sequence[Document | None]:
-        """Make all changes or none; return the documents in their order, None for those that are gone. The action is
-        a new entry of the audit log, or the end of the operation that it ``completes``.
+        """Make all changes or none; return the documents in their order, None for deleted ones. The action is a new
+        entry of the audit log, or the outcome of the operation that it ``completes``.
 
-        ``remember`` makes the answer that is to be remembered from them; it waits for nothing and runs elsewhere.
+        ``remember`` makes the remembered answer from them, on another thread, and must not block.
         Raises ``ConflictError``, ``RepeatedKeyError``, ``OperationLostError``. Without changes only the audit entry is
         written.
         """
         ...
 
     async def remembered(self, key: str) -> Remembered | None:
-        """Return what was answered to an idempotency key within the last day."""
+        """Return the answer to an idempotency key within the last day."""
         ...
 
     async def audit(self, *, limit: int, before: int | None = None) -> Sequence[AuditEntry]:
@@ -151,5 +151,5 @@ class Store(Protocol):
         ...
 
     async def close(self) -> None:
-        """Let the database go; nothing else may be called afterwards."""
+        """Close the connection; nothing else may be called afterwards."""
         ...

@@ -1,9 +1,9 @@
 """Stored documents of other versions of kvgate.
 
-A store is shared by gateways of two versions while they are upgraded. So what is stored is read tolerantly, apart from
-what ``/admin/v1`` accepts: unknown fields are ignored, and kept when the document is written back. Only what differs
-from the defaults is written, so that an older version meets a new field only where somebody uses it. A document that
-can't be read fails alone, and where its fields stand for themselves, a field that can't be read fails alone.
+Gateways of two versions share a store during an upgrade. So documents are read tolerantly, unlike the bodies of
+``/admin/v1``: unknown fields are ignored, and kept when the document is written back. Only values that differ from the
+defaults are written, so that an older version meets a new field only where an operator uses it. A document that can't
+be read affects no other document, and in documents of independent fields, a field that can't be read no other field.
 """
 
 import json
@@ -87,7 +87,7 @@ def field(document: Document, name: str) -> Any:
 
 
 def written(body: BaseModel, before: Document | None = None) -> str:
-    """Return what is to be stored of a body, with the fields of the document ``before`` that its model doesn't know."""
+    """Return the text to store for a body, with the fields of the document ``before`` that its model doesn't know."""
     dumped = body.model_dump(mode="json", exclude_defaults=True)
     if before is not None:
         raw, known = _raw_and_known(type(body), before)
@@ -138,8 +138,8 @@ class DocumentReader:
         *,
         otherwise: Callable[[UnreadableDocumentError, _Value | None], _Value | None] = lambda _, before: before,
     ) -> dict[str, _Value]:
-        """Return what ``parse`` makes of each, by name. ``otherwise`` is what counts for one that can't be read: it
-        gets the reason and what was read of that document before, and by default that stays. None leaves it out.
+        """Return the result of ``parse`` for each, by name. For one that can't be read ``otherwise`` returns the value:
+        it receives the reason and the value that was read before, which it returns by default. None leaves it out.
         """
         before: Mapping[str, _Value] = self._before.get(kind, {})
         found: dict[str, _Value] = {}

@@ -12,7 +12,7 @@ from gateway.fleet import FleetKeeper, InstanceControl, PolicySwap
 from gateway.fleet.catalogue import PresetCatalogue
 from gateway.fleet.config_sync import ConfigSync
 from gateway.fleet.desired_state import desired_state_of
-from gateway.fleet.keeper import Settled
+from gateway.fleet.keeper import PolicyChanges
 from gateway.fleet.pin_expiry import PinExpiry
 from gateway.fleet.pins import PinKeeper
 from gateway.fleet.policy_watch import PolicyWatch
@@ -80,7 +80,7 @@ def build_control(
         registry=registry,
         control=control,
         swap=swap,
-        settled=partial(_settled, directory, changes),
+        pending=partial(_pending_changes, directory, changes),
         watch=PolicyWatch(observation.problems),
         desired=lambda: desired_state_of(
             directory.current, presets.all(), base.authenticator.configured, observation.problems
@@ -155,13 +155,15 @@ def _directory_keeper(
     )
 
 
-async def _settled(directory: DirectoryKeeper, changes: Changes, newest: Mapping[str, int]) -> Settled | None:
-    """Return what the store says of changes of policies, and then refresh the directory: what the changes that have
-    ended stored is in it. None where the store can't be read.
+async def _pending_changes(
+    directory: DirectoryKeeper, changes: Changes, newest: Mapping[str, int]
+) -> PolicyChanges | None:
+    """Return the pending changes of policies, and then refresh the directory: it contains the policies of all changes
+    that have ended. None where the store can't be read.
     """
     try:
-        settled = await changes.operations.settled(newest)
+        pending = await changes.operations.policy_changes(newest)
         await directory.refresh()
     except StoreUnavailableError:
         return None
-    return settled
+    return pending

@@ -15,6 +15,8 @@ NAMES = {
     "asked": "requested, or the noun",
     "desk": "the package's subject",
     "door": "admission",
+    "owe": "must restore",
+    "paid": "restored",
     "rider": "the noun",
     "said": "parsed, reply, message, or the noun",
     "says": "reports, contains",

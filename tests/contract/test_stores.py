@@ -232,7 +232,7 @@ async def test_an_entry_that_was_begun_ends_in_its_place_with_the_changes_or_not
     assert (await store.audit(limit=10))[1].action.outcome == "done"
 
 
-async def test_an_act_is_open_until_it_ends_and_whoever_takes_it_over_ends_it_instead(opener: Opener) -> None:
+async def test_an_operation_is_pending_until_its_owner_or_the_gateway_that_took_it_over_ends_it(opener: Opener) -> None:
     owner, other = opener(), opener()
     number = await owner.begin(replace(ACT, outcome="begun"), lease_s=3600)
     await owner.note(number, "what to undo", lease_s=3600)

@@ -333,7 +333,7 @@ class ScriptedEngine:
     def _change_policy(self, said: PolicyChange) -> None:
         """Raise ``StaleFenceError`` for a change that is older than one that came before."""
         if said.fence is not None and self.fences is not None:
-            self.fences.come(said.kind, said.fence)
+            self.fences.accept(said.kind, said.fence)
         self.told.append(said.name)
         if (before := self.policies.get(said.kind)) is not None:
             self.first.setdefault(said.kind, before)

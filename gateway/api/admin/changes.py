@@ -1,8 +1,8 @@
 """How every change of the admin API is made: once, on the version that was meant, audited, and in force at its answer.
 
-- *Optimistic concurrency.* Every document has an ``ETag``. ``If-Match`` with it makes a change only if nobody else made
-  one in between (412), ``If-None-Match: *`` only if there is nothing yet. Without either the last one wins: a change
-  that keeps a part of what it read is made again where somebody else was first.
+- *Optimistic concurrency.* Every document has an ``ETag``. ``If-Match`` with it makes a change only if no other change
+  came in between (412), ``If-None-Match: *`` only if there is no document yet. Without either the last change wins: a
+  change that keeps a part of the document is repeated where another change was first.
 - *Idempotency.* A request with an ``Idempotency-Key`` is carried out once within a day. Sent again it gets the
   same answer (with ``idempotency-replayed: true``) but for what is shown once; another request with that key is a 422.
 - *Audit.* A change and its entry in the log are one transaction. Refused changes are not in it, failed ones are.
@@ -87,8 +87,8 @@ class Changes:
         await self._refresh()
 
     async def carried_out(self, attempt: Callable[[], Awaitable[Response]]) -> Response:
-        """Return what ``attempt`` answers, which reads documents and changes them. It is made again where somebody else
-        changed one of them in between, 20 times at most; then raises ``OvertakenError``.
+        """Return the answer of ``attempt``, which reads documents and changes them. Repeat it where another change came
+        in between, 20 times at most; then raise ``OvertakenError``.
         """
         for _ in range(_MOST_ATTEMPTS - 1):
             try:

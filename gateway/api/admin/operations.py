@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Final
 
-from gateway.fleet.keeper import Settled
+from gateway.fleet.keeper import PolicyChanges
 from gateway.fleet.policies import Choice, Note, Policy
 from gateway.fleet.undo_note import NotedPolicy, UndoNote, noted, read_note
 from gateway.state import (
@@ -144,8 +144,8 @@ class Operations:
         """Return the answer to an idempotency key, if it is not written yet."""
         return next((each.remember for each in self._ends if each.remember and each.remember.key == key), None)
 
-    async def settled(self, newest: Mapping[str, int]) -> Settled:
-        """Return whether gateways change policies, or undo changes; raises ``StoreUnavailableError``.
+    async def policy_changes(self, newest: Mapping[str, int]) -> PolicyChanges:
+        """Return the pending changes of policies; raises ``StoreUnavailableError``.
 
         ``newest`` are the newest fences that instances knew before, by store. Where they are newer than the store's, it
         is an older copy, restored or promoted: it continues from theirs.
@@ -155,7 +155,8 @@ class Operations:
             await self._store.advance(above)
             pending = await self._store.pending()
         found = [each for each in pending.operations if each.action.action in _CHANGES_POLICIES]
-        return Settled(known=all(each.abandoned for each in found), still=not found, fence=pending.fence)
+        running = any(not each.abandoned for each in found)
+        return PolicyChanges(running=running, pending=bool(found), fence=pending.fence)
 
     async def write(self) -> None:
         """Write the outcomes that are not in the store yet; raises ``StoreUnavailableError``."""

@@ -68,7 +68,9 @@ async def _unavailable(request: Request, error: Exception) -> Response:
 async def _lost(request: Request, error: Exception) -> Response:
     if not isinstance(error, OperationLostError):
         raise error
-    return await _refused(request, ConflictApiError(f"{error}; read what holds now and try again", code="act_lost"))
+    return await _refused(
+        request, ConflictApiError(f"{error}; read the present state and try again", code="operation_lost")
+    )
 
 
 async def _busy(request: Request, error: Exception) -> Response:

@@ -1,6 +1,6 @@
 """The interface of discovery: a source yields sets of instances, and a failure changes nothing.
 
-A place that can't be read says nothing about the instances it named: they stay, as long as their health checks pass.
+A source that can't be read changes nothing: its instances stay, as long as their health checks pass.
 One that suddenly loses more than half of them is more likely broken than right: they stay until that lasted for a
 while, and only new instances join meanwhile.
 """

@@ -1,10 +1,10 @@
 """Decides whether a source may take instances away: at most half of them within a window, more only once that lasted.
 
-Pure: the caller brings the time. An instance is lost if its URL is no longer named, whatever happened to its id. A loss
-counts for the whole window, so that several small losses add up. A larger loss is accepted once the source has named
-nothing less for a whole window: each further loss starts that time again.
-Rejected: a time for each instance. A source that shrinks again and again is broken, and what it took away before is as
-doubtful as what it takes away now.
+Pure: the caller passes the time. An instance is lost if the source no longer contains its URL, also where its id stays.
+A loss counts for the whole window, so that several small losses add up. A larger loss is accepted after a whole window
+without a further loss: each further loss starts the window again.
+Rejected: a time for each instance. A source that shrinks again and again is broken, and its earlier losses are as
+doubtful as the newest one.
 """
 
 from collections.abc import Sequence

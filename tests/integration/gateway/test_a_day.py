@@ -207,7 +207,7 @@ async def test_over_a_day_all_that_ends_by_time_ends_by_the_stores_clock_at_ever
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
-async def test_an_act_is_taken_over_when_its_lease_ends_by_the_stores_clock(tmp_path: Path, kind: str) -> None:
+async def test_an_operation_is_taken_over_when_its_lease_ends_by_the_stores_clock(tmp_path: Path, kind: str) -> None:
     right = HeldClock()
     with stores(kind, tmp_path, right) as (opened, tick):
         ahead, behind = (Gateway(opened(), right, days * DAY_S) for days in (400, -400))

@@ -107,7 +107,7 @@ async def test_a_swap_whose_gateway_is_killed_in_the_middle_is_undone_by_another
             await gateway.usable(2)
 
             async def named() -> bool:
-                return [each["kind"] for each in (await admin.ok("GET", "/status"))["problems"]] == ["act"]
+                return [each["kind"] for each in (await admin.ok("GET", "/status"))["problems"]] == ["operation"]
 
             await eventually(named, WITHIN_S)
             assert (await audited(admin))[0][1] == "begun"

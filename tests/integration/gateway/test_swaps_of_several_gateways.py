@@ -119,7 +119,7 @@ async def test_a_gateway_that_stood_still_after_its_note_changes_no_instance(tmp
                 await eventually(undone, WITHIN_S)
                 process.send_signal(signal.SIGCONT)
                 status, _, said = await change
-                assert (status, said["error"]["code"]) == (409, "act_lost")
+                assert (status, said["error"]["code"]) == (409, "operation_lost")
                 assert {*a.told, *b.told} == {"lru"}  # of the gateway that has undone it
                 assert await outcomes(admin) == [("swap", "undone")]
             finally:
@@ -149,7 +149,7 @@ async def test_another_gateway_completes_a_rollback_that_an_instance_did_not_ans
             admin = Admin(gateway)
 
             async def named() -> bool:
-                return await problems(admin) == ["act"]
+                return await problems(admin) == ["operation"]
 
             await eventually(named, WITHIN_S)
             assert await outcomes(admin) == [("swap", "rolled_back")]
@@ -268,10 +268,10 @@ async def test_a_restored_store_does_not_lock_instances_that_know_newer_fences(t
         await admin.ok("PUT", "/policies/eviction", SAID)
         assert engine.fences is not None
         [store] = engine.fences.report()["eviction"]
-        engine.fences.come("eviction", Fence(store, 1000))  # of the store that was lost
+        engine.fences.accept("eviction", Fence(store, 1000))  # of the store that was lost
         await admin.ok("PUT", "/policies/eviction", {"name": "fifo"})
         assert engine.policies["eviction"]["name"] == "fifo"
-        engine.fences.come("eviction", Fence(store, 10_000))
+        engine.fences.accept("eviction", Fence(store, 10_000))
         engine.policies["eviction"] = LRU
         await eventually(lambda: engine.policies["eviction"]["name"] == "fifo", WITHIN_S)
         assert engine.fences.report()["eviction"][store] > 10_000
@@ -292,7 +292,7 @@ async def test_a_fence_that_somebody_invented_stops_neither_the_keeper_nor_swaps
         fences = engines["a"].fences
         assert fences is not None
         [store] = fences.report()["eviction"]
-        fences.come("eviction", Fence(store, MOST_FENCE))
+        fences.accept("eviction", Fence(store, MOST_FENCE))
         engines["a"].policies["eviction"] = LRU
         await eventually(lambda: engines["a"].policies["eviction"]["name"] == "fifo", WITHIN_S)
         await admin.ok("PUT", "/policies/eviction", SAID)
