@@ -4,7 +4,8 @@ Who is next is decided by the queue of admission (``FairQueue``): classes, agein
 got least, counted in bytes. Long work is apart from short work and never has all threads: however many long prompts
 wait, a short one finds a thread. The two take turns when a thread becomes free.
 
-Work that has begun can't be stopped. When its client leaves, its thread stays taken until it ends.
+Work that has begun can't be stopped. When its client leaves, its thread stays taken until it ends, and so does the
+memory that it counts.
 """
 
 import asyncio
@@ -12,11 +13,12 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar
+from typing import Final, Self, TypeVar
 
 from gateway.admission import FairQueue, Waiting
 from gateway.errors import RateLimitedError
-from gateway.types import Tenant
+from gateway.http.body_memory import BodyMemory
+from gateway.types import Tenant, TenantId
 
 T = TypeVar("T")
 
@@ -41,7 +43,10 @@ class FairThreads:
     A context manager: its end waits for work that runs. One event loop.
     """
 
-    def __init__(self, count: int, *, bound: int, ageing_s: float, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, count: int, *, memory: BodyMemory, bound: int, ageing_s: float, clock: Callable[[], float]
+    ) -> None:
+        self.memory = memory
         self._count = count
         self._clock = clock
         self._executor = ThreadPoolExecutor(max_workers=count, thread_name_prefix="work")
@@ -63,10 +68,11 @@ class FairThreads:
     ) -> None:
         self._executor.shutdown(cancel_futures=True)
 
-    async def run(self, work: Callable[[], T], *, tenant: Tenant, size_bytes: int) -> T:
+    async def run(self, work: Callable[[], T], *, tenant: Tenant, size_bytes: int, times: int = 0) -> T:
         """Return the result of ``work``, run in a thread in fair order of tenants; raises its errors.
 
-        ``size_bytes`` is about how much it works on. Raises ``RateLimitedError`` when too much waits already.
+        ``size_bytes`` is about how much it works on, ``times`` as often each of them counts in memory while it runs.
+        Raises ``RateLimitedError`` when too much waits already.
         """
         lane = self._long if size_bytes > LONG_BYTES else self._short
         limits = tenant.limits
@@ -82,7 +88,7 @@ class FairThreads:
             self._take(lane)
         else:
             await self._wait_for_thread(lane, waiting)
-        return await asyncio.wrap_future(self._begun(lane, work))
+        return await asyncio.wrap_future(self._begun(lane, work, tenant.id, size_bytes * times))
 
     async def _wait_for_thread(self, lane: _Lane, waiting: Waiting) -> None:
         """Return when this work may begin; a thread is taken for it then."""
@@ -102,18 +108,23 @@ class FairThreads:
                 self._ended(lane)
             raise
 
-    def _begun(self, lane: _Lane, work: Callable[[], T]) -> "Future[T]":
+    def _begun(self, lane: _Lane, work: Callable[[], T], tenant: TenantId, memory_bytes: int) -> "Future[T]":
         loop = asyncio.get_running_loop()
         try:
             job = self._executor.submit(work)
         except RuntimeError:  # the threads are gone, as the gateway ends
             self._ended(lane)
             raise
+        if not memory_bytes:
+            job.add_done_callback(lambda _: loop.call_soon_threadsafe(self._ended, lane))
+            return job
+        self.memory.charge(tenant, memory_bytes)
 
-        def ended(_: "Future[Any]") -> None:
-            loop.call_soon_threadsafe(self._ended, lane)
+        def ended() -> None:
+            self.memory.give_back(tenant, memory_bytes)
+            self._ended(lane)
 
-        job.add_done_callback(ended)
+        job.add_done_callback(lambda _: loop.call_soon_threadsafe(ended))
         return job
 
     def _has_thread(self, lane: _Lane) -> bool:

@@ -16,6 +16,7 @@ from xxhash import xxh3_128
 from gateway.fingerprint.canonical import ChatPrompt, Prompt, TextPrompt, TokenPrompt, Unreadable
 from gateway.fingerprint.opaque import as_json, spelled_out
 from gateway.fingerprint.tokenizer import LongRunError, ModelTokenizer
+from gateway.http.body_memory import TOKENIZING_TIMES
 from gateway.types import Tenant
 from kvcontrol.core.blocks import CacheIdentity
 from kvcontrol.core.hashing import TOKEN_BYTES, chain_hashes, root_hash, token_bytes
@@ -175,7 +176,7 @@ class _Textual:
 class Threads(Protocol):
     """Where long work is done, for one tenant after the other."""
 
-    async def run(self, work: Callable[[], T], *, tenant: Tenant, size_bytes: int) -> T: ...
+    async def run(self, work: Callable[[], T], *, tenant: Tenant, size_bytes: int, times: int = 0) -> T: ...
 
 
 class Fingerprinter:
@@ -205,13 +206,14 @@ class Fingerprinter:
         elif self._tokenizer is not None and self._tokenizer.remembers and weight <= _INLINE_LOOK_UP_BYTES:
             begun = self._looked_up(prompt, salt)
         if begun is None:
-            encoded = await self._threads.run(partial(self._encode, prompt, salt), tenant=tenant, size_bytes=size_bytes)
+            work = partial(self._encode, prompt, salt)
+            encoded = await self._threads.run(work, tenant=tenant, size_bytes=size_bytes, times=TOKENIZING_TIMES)
         elif not isinstance(begun, Sought):
             encoded = begun
         elif begun.complete:
             encoded = _Encoded(packed=begun.ids())
         else:
-            ids = await self._threads.run(begun.ids, tenant=tenant, size_bytes=size_bytes)
+            ids = await self._threads.run(begun.ids, tenant=tenant, size_bytes=size_bytes, times=TOKENIZING_TIMES)
             encoded = _Encoded(packed=ids)
         if isinstance(encoded, _Textual):
             return Fingerprint.of_text(encoded.text, model=model, salt=salt, gap=encoded.gap)

@@ -15,6 +15,7 @@ from gateway.errors import ContextLengthError, InvalidRequestError
 from gateway.errors.context_length import ContextLength
 from gateway.fingerprint.canonical import canonical_chat
 from gateway.fingerprint.tokenizer import LongRunError, ModelTokenizer
+from gateway.http.body_memory import SPELLING_TIMES
 from gateway.registry import Registry
 from gateway.registry.missing_model import missing_model
 from gateway.requests.bodies import check_template_kwargs, check_tokens
@@ -58,7 +59,7 @@ class TokenApi:
     async def answer(self, operation: Operation, body: bytes, tenant: Tenant) -> tuple[str | None, bytes]:
         """Return the model that a request names and its answer; raises ``ApiError``."""
         work = partial(self._tokenize, salt=tenant.salt) if operation is Operation.TOKENIZE else self._detokenize
-        return await self._threads.run(partial(work, body), tenant=tenant, size_bytes=len(body))
+        return await self._threads.run(partial(work, body), tenant=tenant, size_bytes=len(body), times=SPELLING_TIMES)
 
     def _tokenize(self, body: bytes, *, salt: str) -> tuple[str | None, bytes]:
         parsed = _parsed(body, _Tokenize)

@@ -32,7 +32,8 @@ class RequestSettings(Section):
         ge=2048,
         le=1 << 40,
         description="Memory for the bodies of all requests, in bytes, at least 16 times max_body_bytes: each byte of a "
-        "body counts 8 times while it is read, and a tenant may hold as much as is free, and beyond that gets 429.",
+        "body counts 8 times while it is read and 16 times more (40 for /tokenize) in a thread that tokenizes it. A "
+        "tenant may hold as much as is free, and gets 429 for a body beyond that.",
     )
     body_timeout_s: Seconds = Field(60.0, description="Longest time for a client to send its body, in seconds.")
     request_timeout_s: Seconds = Field(

@@ -70,7 +70,7 @@ async def _running(app: Gateway, base: Base) -> AsyncIterator[None]:
     settings = base.settings
     instances, observation = build_instances(settings), build_observation()
     async with AsyncExitStack() as stack:
-        threads = stack.enter_context(open_threads(base))
+        threads = stack.enter_context(open_threads(base, observation))
         context = stack.enter_context(zmq.asyncio.Context())
         # Two: a request on a connection that a health check has used would be sent again where the engine drops it.
         pool, control_pool = (stack.enter_context(closing(ConnectionPool(instances.resolver))) for _ in range(2))

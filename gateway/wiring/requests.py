@@ -47,12 +47,16 @@ class Serving:
     api: OpenAiApi
 
 
-def open_threads(base: Base) -> AbstractContextManager[FairThreads]:
+def open_threads(base: Base, observation: Observation) -> AbstractContextManager[FairThreads]:
     """Return the threads that read and tokenize long requests; a tokenizer that isn't thread-safe gets one."""
     several = base.tokenizer is None or base.tokenizer.thread_safe
     queue = base.settings.admission
     return FairThreads(
-        _THREADS if several else 1, bound=queue.queue_length, ageing_s=queue.queue_ageing_s, clock=monotonic
+        _THREADS if several else 1,
+        memory=BodyMemory(base.settings.requests.body_memory_bytes, shed=observation.telemetry.shed),
+        bound=queue.queue_length,
+        ageing_s=queue.queue_ageing_s,
+        clock=monotonic,
     )
 
 
@@ -88,7 +92,7 @@ def build_serving(
     pipeline = Pipeline(
         limits=_limits(base),
         authenticator=base.authenticator,
-        reader=_reader(base, instances, observation, threads, fingerprinter, admission),
+        reader=_reader(base, instances, threads, fingerprinter, admission),
         admission=admission,
         forwarder=_forwarder(base, instances, observation, pool, admission, planner, plans),
         registry=instances.registry,
@@ -197,10 +201,9 @@ def _forwarder(  # noqa: PLR0913, PLR0917 - called once
     )
 
 
-def _reader(  # noqa: PLR0913, PLR0917 - called once
+def _reader(
     base: Base,
     instances: Instances,
-    observation: Observation,
     threads: FairThreads,
     fingerprinter: Fingerprinter,
     admission: AdmissionController,
@@ -212,7 +215,7 @@ def _reader(  # noqa: PLR0913, PLR0917 - called once
             body_timeout_s=requests.body_timeout_s,
             max_answers=requests.max_answers,
         ),
-        memory=BodyMemory(requests.body_memory_bytes, shed=observation.telemetry.shed),
+        memory=threads.memory,
         threads=threads,
         fingerprinter=fingerprinter,
         admission=admission,

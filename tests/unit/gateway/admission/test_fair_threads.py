@@ -11,11 +11,13 @@ import pytest
 
 from gateway.admission.fair_threads import LONG_BYTES, FairThreads
 from gateway.errors import RateLimitedError
+from gateway.http.body_memory import BodyMemory
 from gateway.limits import TenantLimits
 from gateway.types import Tenant, TenantId
 from kvcontrol.core.priority import Priority
 
 LIMIT_S = 30.0
+MEMORY_BYTES = 1 << 30
 
 
 def tenant(name: str, **limits: object) -> Tenant:
@@ -23,7 +25,7 @@ def tenant(name: str, **limits: object) -> Tenant:
 
 
 def threads_of(count: int, *, bound: int = 100) -> FairThreads:
-    return FairThreads(count, bound=bound, ageing_s=1e6, clock=monotonic)
+    return FairThreads(count, memory=BodyMemory(MEMORY_BYTES, shed=print), bound=bound, ageing_s=1e6, clock=monotonic)
 
 
 class Gate:
@@ -158,11 +160,46 @@ async def test_what_work_raises_comes_out_and_gives_the_thread_back() -> None:
                 await threads.run(fail, tenant=tenant("t"), size_bytes=1)
 
 
+async def test_memory_counts_from_the_beginning_of_work_to_its_end_also_when_its_client_has_left() -> None:
+    with threads_of(1) as threads:
+        gate = Gate()
+        running = asyncio.create_task(threads.run(gate, tenant=tenant("t"), size_bytes=1000, times=16))
+        waiting = asyncio.create_task(threads.run(lambda: None, tenant=tenant("t"), size_bytes=10, times=16))
+        await asyncio.to_thread(gate.begun.wait, LIMIT_S)
+        assert threads.memory.held_bytes == 16_000
+        running.cancel()
+        waiting.cancel()
+        await asyncio.gather(running, waiting, return_exceptions=True)
+        assert threads.memory.held_bytes == 16_000
+        gate.opened.set()
+        async with asyncio.timeout(LIMIT_S):
+            while threads.memory.held_bytes:
+                await asyncio.sleep(0.001)
+
+
+async def test_bodies_are_refused_while_tokenizing_takes_the_memory() -> None:
+    with threads_of(1) as threads:
+        gate = Gate()
+        running = asyncio.create_task(threads.run(gate, tenant=tenant("t"), size_bytes=MEMORY_BYTES // 20, times=16))
+        await asyncio.to_thread(gate.begun.wait, LIMIT_S)
+        body = threads.memory.reserve(TenantId("t"))
+        with pytest.raises(RateLimitedError, match="saturated"):
+            body.take(1)
+        gate.opened.set()
+        await running
+        async with asyncio.timeout(LIMIT_S):
+            while threads.memory.held_bytes:
+                await asyncio.sleep(0.001)
+        body.take(1)
+        body.give_back()
+
+
 async def test_threads_that_are_gone_say_so() -> None:
     with threads_of(1) as threads:
         pass
     with pytest.raises(RuntimeError, match="shutdown"):
-        await threads.run(lambda: None, tenant=tenant("t"), size_bytes=1)
+        await threads.run(lambda: None, tenant=tenant("t"), size_bytes=1, times=16)
+    assert threads.memory.held_bytes == 0
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -180,21 +217,26 @@ async def test_nothing_is_lost_however_clients_leave(seed: int) -> None:
         threading.Event().wait(chance.random() / 500)
         with lock:
             running -= 1
+        if chance.random() < 0.2:
+            raise ValueError("no")
 
     with threads_of(3) as threads:
         tasks = []
         for _ in range(200):
             size = chance.choice([1, LONG_BYTES + 1])
             owner = tenant(f"t{chance.randrange(4)}")
-            tasks.append(asyncio.create_task(threads.run(work, tenant=owner, size_bytes=size)))
+            tasks.append(asyncio.create_task(threads.run(work, tenant=owner, size_bytes=size, times=16)))
             await asyncio.sleep(chance.random() / 1000)
+            assert threads.memory.held_bytes <= 16 * (LONG_BYTES + 1) * 2 + 16
             if chance.random() < 0.4:
                 chance.choice(tasks).cancel()
         async with asyncio.timeout(LIMIT_S):
             ended = await asyncio.gather(*tasks, return_exceptions=True)
             while threads._short.running or threads._long.running:
                 await asyncio.sleep(0.001)
-        assert all(each is None or isinstance(each, asyncio.CancelledError) for each in ended)
+        assert all(each is None or isinstance(each, asyncio.CancelledError | ValueError) for each in ended)
+        assert threads.memory.held_bytes == 0
+        assert not threads.memory._held
         assert threads.waiting == 0
         assert not threads._short.waiters
         assert not threads._long.waiters

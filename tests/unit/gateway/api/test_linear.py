@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from gateway.admission.fair_threads import FairThreads
 from gateway.errors import InvalidRequestError
 from gateway.fingerprint import Fingerprinter
+from gateway.http.body_memory import BodyMemory
 from gateway.requests.call import parse_call
 from gateway.types import Operation
 from tests.support.body_shapes import SHAPES, chat
@@ -36,7 +37,7 @@ def read(operation: Operation, body: bytes) -> float:
         call = parse_call(operation, body)
     except InvalidRequestError:
         return thread_time() - began_s
-    with FairThreads(1, bound=1, ageing_s=1.0, clock=monotonic) as threads:
+    with FairThreads(1, memory=BodyMemory(1 << 30, shed=print), bound=1, ageing_s=1.0, clock=monotonic) as threads:
         Fingerprinter(None, threads)._encode(call.prompt, "salt")
     return thread_time() - began_s
 

@@ -23,6 +23,7 @@ from gateway.fingerprint import (
     load_tokenizer,
 )
 from gateway.fingerprint.canonical import TextPrompt
+from gateway.http.body_memory import BodyMemory
 from gateway.types import Tenant, TenantId
 from kvcontrol.core import BlockHash, CacheIdentity, chain_hashes, root_hash, token_bytes
 
@@ -30,7 +31,7 @@ IDENTITY = CacheIdentity(model="m", revision="r", kv_dtype="float32", block_size
 
 
 def threads_of(count: int) -> FairThreads:
-    return FairThreads(count, bound=10, ageing_s=10.0, clock=monotonic)
+    return FairThreads(count, memory=BodyMemory(1 << 30, shed=print), bound=10, ageing_s=10.0, clock=monotonic)
 
 
 @pytest.fixture

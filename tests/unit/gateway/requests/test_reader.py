@@ -68,10 +68,11 @@ def desk_of(tokenizer: ModelTokenizer | None) -> Iterator[Desk]:
         meter=Meter(),
         clock=monotonic,
     )
-    with FairThreads(1, bound=9, ageing_s=9.0, clock=monotonic) as threads:
+    memory = BodyMemory(1 << 29, shed=Meter().shed)
+    with FairThreads(1, memory=memory, bound=9, ageing_s=9.0, clock=monotonic) as threads:
         reader = Reader(
             limits=ReadingLimits(max_body_bytes=1 << 26, body_timeout_s=1.0, max_answers=8),
-            memory=BodyMemory(1 << 29, shed=Meter().shed),
+            memory=memory,
             threads=threads,
             fingerprinter=Fingerprinter(tokenizer, threads),
             admission=admission,

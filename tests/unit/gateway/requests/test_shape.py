@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from gateway.admission.fair_threads import FairThreads
 from gateway.errors import InvalidRequestError
 from gateway.fingerprint import Fingerprinter
+from gateway.http.body_memory import BodyMemory
 from gateway.requests.call import parse_call
 from gateway.requests.reader import INLINE_BYTES
 from gateway.requests.shape import MOST_ESCAPES, MOST_FIELDS, MOST_ITEMS, check_shape, structure
@@ -139,5 +140,5 @@ def _read(operation: Operation, body: bytes) -> object:
         call = parse_call(operation, body)
     except InvalidRequestError:
         return None
-    with FairThreads(1, bound=1, ageing_s=1.0, clock=monotonic) as threads:
+    with FairThreads(1, memory=BodyMemory(1 << 30, shed=print), bound=1, ageing_s=1.0, clock=monotonic) as threads:
         return call, Fingerprinter(None, threads)._encode(call.prompt, "salt")

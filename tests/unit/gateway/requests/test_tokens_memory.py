@@ -21,6 +21,7 @@ from time import monotonic
 from gateway.admission.fair_threads import FairThreads
 from gateway.errors import InvalidRequestError
 from gateway.fingerprint import Fingerprinter, load_tokenizer
+from gateway.http.body_memory import BodyMemory
 from gateway.registry import Registry
 from gateway.registry.checks import CheckRules
 from gateway.requests.call import parse_call
@@ -54,7 +55,7 @@ def status(name):
 
 
 tokenizer = load_tokenizer(Path({folder!r}))
-with FairThreads(1, bound=1, ageing_s=1.0, clock=monotonic) as threads:
+with FairThreads(1, memory=BodyMemory(1 << 30, shed=print), bound=1, ageing_s=1.0, clock=monotonic) as threads:
     tokens = TokenApi(tokenizer=tokenizer, threads=threads, registry=Registry([], rules=CheckRules(unhealthy_after=1)))
     fingerprinter = Fingerprinter(tokenizer, threads)
 
