@@ -6,8 +6,9 @@ So equal instances have equal speeds, whatever noise and hiccups there are, and 
 for each instance. Prompts that are alike don't tell the parts of a time from each other, so two equal instances soon
 held unlike coefficients, and a burst of other prompts went to one of them alone.
 
-What was seen of an instance grows old while only others answer: then it is taken to be more and more like the fleet.
-Otherwise an instance that once looked slow would get nothing any more, and so could never show that it isn't.
+What was seen of an instance grows old while it cannot be compared, because only others answer, or only it: then it is
+taken to be more and more like the fleet. Otherwise an instance that once looked slow would get nothing any more, and so
+could never show that it isn't; and one that once looked quick would get everything, and nothing would contradict it.
 """
 
 from collections.abc import Set as AbstractSet
@@ -19,19 +20,19 @@ from kvcontrol.core.ids import InstanceId
 
 _ANSWER_SHARE = 0.1
 _HALVED_AFTER = 4.0
-"""Answers of each other instance that halve what an instance's own past counts for."""
+"""Answers for each other instance, since an instance was compared, that halve what its own past counts for."""
 _PATIENCE = 4
 """A fleet of so many times n is told its speeds anew every n answers: they change them by a few percent at most."""
 
 
 class _Own:
-    """What an instance's answers have said of it alone; ``seen`` numbers its last one."""
+    """What an instance's answers have said of it alone; ``compared`` numbers the last one that ended a round."""
 
-    __slots__ = ("seen", "slowness")
+    __slots__ = ("compared", "slowness")
 
     def __init__(self, field: Field) -> None:
         self.slowness = Slowness(field)
-        self.seen = 0
+        self.compared = 0
 
 
 class Calibration:
@@ -68,11 +69,12 @@ class Calibration:
         if own is None:
             own = self._owns[instance] = _Own(self._field)
         if self._observed:  # what is assumed at first is nothing to be measured by
-            own.slowness.note(off(took_s, self._filter.expected_s(tokens, running)))
+            ended_round = own.slowness.note(off(took_s, self._filter.expected_s(tokens, running)))
+            if ended_round:
+                own.compared = self._observed + 1
             (self._unlike.add if own.slowness.shown else self._unlike.discard)(instance)
         self._filter.observe(tokens, running, took_s)
         self._observed += 1
-        own.seen = self._observed
         if self._fleet is None or self._observed - self._version >= max(1, len(self._owns) // _PATIENCE):
             self._fleet = self._filter.speeds(answer_s=self._answer_s)
             self._version = self._observed
@@ -97,7 +99,7 @@ class Calibration:
         if own is None or fleet is None or not own.slowness.shown:
             return fleet
         others = max(1, len(self._owns) - 1)
-        factor = own.slowness.factor(fresh=0.5 ** ((self._observed - own.seen) / (_HALVED_AFTER * others)))
+        factor = own.slowness.factor(fresh=0.5 ** ((self._observed - own.compared) / (_HALVED_AFTER * others)))
         return fleet if factor == 1 else _slower(fleet, factor)
 
     def forget(self, instance: InstanceId) -> None:

@@ -67,8 +67,8 @@ class Slowness:
         self._spread = 0.0
         self._begin()
 
-    def note(self, error: float) -> None:
-        """Note how far off an answer of its own was; the field is told here, too."""
+    def note(self, error: float) -> bool:
+        """Note how far off an answer of its own was; the field is told here, too. Return whether that ended a round."""
         field = self._field
         field.note(error)
         self._total += error
@@ -78,6 +78,7 @@ class Slowness:
         others = field.count - count - self._count
         if others:
             self._update(self._total / self._count - (field.total - total - self._total) / others)
+        return bool(others)
 
     def _update(self, measured: float) -> None:
         """End a round that said this."""

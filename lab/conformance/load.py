@@ -64,16 +64,6 @@ async def burst(rig: Rig) -> None:
 @case("cold-goes-to-the-idle", seen="sglang #14532")
 async def cold(rig: Rig) -> None:
     """New prompts go to the backend with less to do, not to the one with fewer prompts seen."""
-    busy = await _endless(rig)
-    if (
-        min(busy.values()) < _LEAST_OF_ENDLESS
-    ):  # a machine that stands still for a moment makes a backend slow: look again
-        busy = max(busy, await _endless(rig), key=lambda each: min(each.values()))
-    need(min(busy.values()) >= _LEAST_OF_ENDLESS, f"{_ENDLESS} endless streams went {busy}")
-
-
-async def _endless(rig: Rig) -> dict[str, int]:
-    """Hold streams that don't end; return how many each backend has."""
     async with contextlib.AsyncExitStack() as stack:
         busy: dict[str, int] = {backend.name: 0 for backend in rig.backends}
         for _ in range(_ENDLESS):
@@ -81,7 +71,7 @@ async def _endless(rig: Rig) -> dict[str, int]:
             answer = await stack.enter_async_context(rig.streaming(script))
             await answer.content.readany()
             busy[rig.served_by(script)] += 1
-        return busy
+        need(min(busy.values()) >= _LEAST_OF_ENDLESS, f"{_ENDLESS} endless streams went {busy}")
 
 
 @case("chat-with-image-stays", seen="-")

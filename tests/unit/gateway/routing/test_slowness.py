@@ -160,3 +160,15 @@ def test_a_millisecond_or_two_make_nobody_slow() -> None:
     assert world.calibration.speeds(A) == world.calibration.speeds(B)
     assert off(0.003, 0.001) < 0.3
     assert off(2.0, 1.0) == pytest.approx(0.69, abs=0.01)
+
+
+def test_what_was_quick_is_taken_for_like_the_others_while_only_it_answers() -> None:
+    """A moment that was bad for one instance gives the other all prompts, and nothing contradicts that."""
+    for world in worlds():
+        for _ in range(30):
+            world.answer(A, slower=3)
+            world.answer(B)
+        for _ in range(20):
+            world.answer(B, busy=0.25)
+        assert 1 / 1.1 < world.ratio() < 1.1
+        assert 12 <= world.burst()[A] <= 28
