@@ -8,6 +8,7 @@ from typer.core import MarkupMode, TyperCommand
 from typer.main import get_group
 
 from kvgate.failure import CommandError
+from kvgate.renamed import RenamingCommand
 
 Command = typer.Typer | Callable[..., None]
 
@@ -47,7 +48,7 @@ class LazyCommand(TyperCommand):
         if isinstance(command, typer.Typer):
             app.add_typer(command, name=name)
         else:
-            app.command(name, **self._settings)(command)
+            app.command(name, cls=RenamingCommand, **self._settings)(command)
         return get_group(app).commands[name]
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:

@@ -29,7 +29,7 @@ def plan() -> Callable[..., None]:
 
 
 def replay() -> Callable[..., None]:
-    """Replay a trace: through eviction policies, side by side, or over HTTP through a running gateway (--target)."""
+    """Replay a trace: through eviction policies, side by side, or over HTTP through a running gateway (--url)."""
     from lab.replay.command import replay as command
 
     return command

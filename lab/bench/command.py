@@ -10,6 +10,7 @@ from kvgate.display import errors
 from kvgate.engine.model import Model, embedded_model, model_from_folder, tiny_model
 from kvgate.engine.units import parse_bytes
 from kvgate.failure import CommandError
+from kvgate.renamed import RenamingCommand, renamed
 from lab.bench import revisit
 from lab.bench.commands.ab import run_ab
 from lab.bench.commands.fleet import run_fleet
@@ -49,16 +50,16 @@ def build_bench() -> typer.Typer:
     bench.command(host.NAME)(run_host)
     bench.command(steps.NAME)(run_steps)
     bench.command(overtaking.NAME)(run_overtaking)
-    bench.command("gateway")(run_gateway)
+    bench.command("gateway", cls=RenamingCommand)(run_gateway)
     bench.command("telemetry")(run_telemetry)
-    bench.command("fleet")(run_fleet)
-    bench.command("live")(run_live)
+    bench.command("fleet", cls=RenamingCommand)(run_fleet)
+    bench.command("live", cls=RenamingCommand)(run_live)
     return bench
 
 
 def run_revisit(  # noqa: PLR0913 - each is one option
     *,
-    url: Annotated[str, typer.Option(help="The gateway to measure.")] = "http://127.0.0.1:8000",
+    url: Annotated[str, typer.Option(envvar="KVGATE_URL", help="The gateway to measure.")] = "http://127.0.0.1:8000",
     against: Annotated[
         str | None, typer.Option(help="A second gateway, the baseline; both get the same work, turn by turn.")
     ] = None,
@@ -245,6 +246,7 @@ def run_tiers(  # noqa: PLR0913 - each is one option
     show(Report(bench=tiers.NAME, host=Host.here(), metrics=tiers.run(wanted)), as_json=as_json)
 
 
+@renamed({"--policy": "--routing"})
 def run_gateway(  # noqa: PLR0913 - each is one option
     *,
     peers: Annotated[
@@ -254,7 +256,7 @@ def run_gateway(  # noqa: PLR0913 - each is one option
             help="NAME=COMMAND of a gateway to measure too, with {port} and {a} {b} {c} {d}, the ports of backends.",
         ),
     ] = None,
-    policy: Annotated[str, typer.Option(help="Our routing policy.")] = "cost_aware",
+    routing: Annotated[str, typer.Option(help="Our routing policy.")] = "cost_aware",
     tokenizer: Annotated[
         Path | None, typer.Option(help="A model folder, to route by tokens. Default: none, by text, as peers do.")
     ] = None,
@@ -270,7 +272,7 @@ def run_gateway(  # noqa: PLR0913 - each is one option
 
     plan = gateway.GatewayPlan(
         peers=[_peer(each) for each in peers or ()],
-        policy=policy,
+        policy=routing,
         tokenizer=tokenizer,
         repeats=1 if quick else repeats,
         requests=200 if quick else requests,

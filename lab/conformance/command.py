@@ -10,6 +10,7 @@ import typer
 from kvgate.display import errors, output, write_out
 from kvgate.failure import CommandError
 from kvgate.host.ports import free_ports
+from kvgate.renamed import renamed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,9 +21,10 @@ if TYPE_CHECKING:
 _PAIR = 2
 
 
+@renamed({"--target": "--url"})
 def conformance(  # noqa: PLR0913 - each is one option
     *,
-    target: Annotated[str | None, typer.Option(help="The gateway to ask, like http://127.0.0.1:8000.")] = None,
+    target: Annotated[str | None, typer.Option("--url", help="The gateway to ask, like http://127.0.0.1:8000.")] = None,
     own: Annotated[bool, typer.Option("--self", help="Start our own gateway before the mock backends.")] = False,
     backends: Annotated[
         str, typer.Option(help="Ports of 127.0.0.1 on which the target expects its two backends.")
@@ -49,7 +51,7 @@ def conformance(  # noqa: PLR0913 - each is one option
         return
     cases = _chosen(CASES, only, may_stop=own or pid is not None)
     if (target is None) == (not own):
-        raise CommandError("give either --target URL or --self", "--self starts our own gateway")
+        raise CommandError("give either --url URL or --self", "--self starts our own gateway")
 
     def say(line: str) -> None:
         errors.print(f"  {line}", markup=False, soft_wrap=True)

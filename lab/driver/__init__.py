@@ -1,1 +1,1 @@
-"""The load driver behind ``kvgate replay --target``, live studies and benchmarks: requests sent, answers timed."""
+"""The load driver behind ``kvgate replay --url``, live studies and benchmarks: requests sent, answers timed."""

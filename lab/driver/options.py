@@ -11,8 +11,8 @@ import typer
 from kvgate.failure import CommandError
 from lab.driver.work import Lengths, Pace
 
-_ASK: Final = "With --target: how to ask"
-_REPORT: Final = "With --target: what to report"
+_ASK: Final = "With --url: how to ask"
+_REPORT: Final = "With --url: what to report"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +21,7 @@ class HttpReplay:
 
     target: Annotated[
         str | None,
-        typer.Option(help="Drive this gateway (http://127.0.0.1:8000) with the trace.", rich_help_panel=_ASK),
+        typer.Option("--url", help="Drive this gateway (http://127.0.0.1:8000) with the trace.", rich_help_panel=_ASK),
     ] = None
     model: Annotated[
         str | None, typer.Option(help="The model to ask for. Default: the only one served.", rich_help_panel=_ASK)
@@ -107,7 +107,7 @@ class HttpReplay:
     ] = None
 
     def given(self) -> list[str]:
-        """Return the options that were given, but for ``--target`` itself and what the environment may say."""
+        """Return the options that were given, but for ``--url`` itself and what the environment may say."""
         names = [each for each in HttpReplay.__dataclass_fields__ if each not in {"target", "api_key", "metrics_key"}]
         return [_option(each) for each in names if getattr(self, each) not in {None, False}]
 
@@ -124,7 +124,7 @@ class HttpReplay:
         self._check_together()
         parts = urlsplit(self.target or "")
         if parts.scheme not in {"http", "https"} or not parts.hostname:
-            raise CommandError(f"--target {self.target}: an address like http://127.0.0.1:8000 is allowed")
+            raise CommandError(f"--url {self.target}: an address like http://127.0.0.1:8000 is allowed")
 
     def _check_together(self) -> None:
         given = [_option(name) for name in ("speed", "rate", "users") if getattr(self, name) is not None]

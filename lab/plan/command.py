@@ -14,6 +14,7 @@ from kvgate.display import errors, show_failure
 from kvgate.engine.tier_flags import NONE
 from kvgate.engine.units import parse_bytes
 from kvgate.failure import CommandError
+from kvgate.renamed import renamed
 from lab.show import show
 from lab.simulate.limits import LEAST_SPEED, MOST_CHECK_S, MOST_COPIES, MOST_INSTANCES, MOST_SEEDS, MOST_SPEED, MOST_USD
 
@@ -24,6 +25,7 @@ _CHECK: Final = "Checking"
 """Panels of the help."""
 
 
+@renamed({"--policies": "--policy", "--rate-scale": "--speed", "--limit-requests": "--limit"})
 def plan(  # noqa: PLR0913 - each is one option
     trace: Annotated[
         Path, typer.Argument(help="A trace in Mooncake's, the agentic or Azure's format, plain or gzipped.")
@@ -43,13 +45,13 @@ def plan(  # noqa: PLR0913 - each is one option
     nvme: Annotated[
         str, typer.Option(help="NVMe of an instance, with commas; with DDR alone.", rich_help_panel=_CANDIDATES)
     ] = "0",
-    policies: Annotated[
+    policy: Annotated[
         str, typer.Option(help="What chooses who leaves HBM and tiers, with commas.", rich_help_panel=_CANDIDATES)
     ] = DEFAULT_POLICY,
     routing: Annotated[
         str, typer.Option(help=f"Routing policies: {', '.join(ROUTING)}.", rich_help_panel=_CANDIDATES)
     ] = "cost_aware",
-    rate_scale: Annotated[
+    speed: Annotated[
         float,
         typer.Option(
             min=LEAST_SPEED, max=MOST_SPEED, help="Requests come so many times as fast.", rich_help_panel=_LOAD
@@ -61,7 +63,7 @@ def plan(  # noqa: PLR0913 - each is one option
             min=1, max=MOST_COPIES, help="So many of the trace side by side, other tenants'.", rich_help_panel=_LOAD
         ),
     ] = 1,
-    limit_requests: Annotated[
+    limit: Annotated[
         int, typer.Option(min=0, help="Only the first requests of the trace; 0: all.", rich_help_panel=_LOAD)
     ] = 0,
     seconds: Annotated[
@@ -99,7 +101,7 @@ def plan(  # noqa: PLR0913 - each is one option
 ) -> None:
     """Find the smallest simulated fleet that keeps an SLO, for each kind of instance, and the cheapest of them.
 
-    kvgate plan TRACE --slo "ttft_p99=2s,itl_p99=50ms" --ddr 0,64GiB,256GiB --policies lru,adaptive
+    kvgate plan TRACE --slo "ttft_p99=2s,itl_p99=50ms" --ddr 0,64GiB,256GiB --policy lru,adaptive
 
     Fleets are hybrid: prefill and decode on instances of their own are not simulated. Exit code 1 when no fleet is
     enough.
@@ -122,8 +124,8 @@ def plan(  # noqa: PLR0913 - each is one option
             instances=1,
             routers=_names(routing, "--routing", tuple(ROUTING)),
             copies=copies,
-            speed=rate_scale,
-            limit=limit_requests,
+            speed=speed,
+            limit=limit,
             seconds=seconds,
             seed=seed,
             jitter=jitter,
@@ -132,7 +134,7 @@ def plan(  # noqa: PLR0913 - each is one option
         candidates = kinds(
             _sizes(ddr, "--ddr", study.profile.engine),
             _sizes(nvme, "--nvme", study.profile.engine),
-            _names(policies, "--policies", tuple(EVICTION)),
+            _names(policy, "--policy", tuple(EVICTION)),
             study.routers,
         )
         if not candidates:

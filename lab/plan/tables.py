@@ -10,6 +10,7 @@ from kvgate.up.stack import MAX_INSTANCES
 from lab.plan.sizing import GIB, Kind, Sized, Sureness, Trial
 from lab.report import Cell, Grid
 from lab.simulate.study import Study
+from lab.simulate.tier_size import size_of
 
 MODEL_FOLDER: Final = "MODEL-FOLDER"
 _FLEET: Final = (
@@ -106,7 +107,7 @@ def _simulated(trial: Trial, study: Study, profile: str) -> dict[str, str]:
     wanted = {
         "--profile": profile,
         "--instances": str(trial.instances),
-        "--router": trial.kind.routing,
+        "--routing": trial.kind.routing,
         "--policy": trial.kind.policy,
     }
     more = {
@@ -114,12 +115,16 @@ def _simulated(trial: Trial, study: Study, profile: str) -> dict[str, str]:
         "--speed": (study.speed, 1.0),
         "--limit": (study.limit, 0),
         "--seconds": (study.seconds, 0.0),
-        "--ddr": (study.ddr, 0.0),
-        "--nvme": (study.nvme, 0.0),
         "--seed": (study.seed, 0),
         "--jitter": (study.jitter, 0.0),
     }
-    return wanted | {name: repr(value) for name, (value, default) in more.items() if value != default}
+    shape = study.profile.engine
+    tiers = {"--ddr": study.ddr, "--nvme": study.nvme}
+    return (
+        wanted
+        | {name: repr(value) for name, (value, default) in more.items() if value != default}
+        | {name: size_of(times, shape) for name, times in tiers.items() if times}
+    )
 
 
 def _real(trial: Trial) -> list[tuple[str, str]]:

@@ -1,6 +1,6 @@
 """``kvgate replay TRACE``: which share of a trace's prompts would each policy find, at each size of the cache?
 
-With ``--target`` the trace is asked of a running gateway instead (``replay_target``). It is one command because both
+With ``--url`` the trace is asked of a running gateway instead (``replay_target``). It is one command because both
 take a trace and answer how well it is served; an option of one of them is refused with the other.
 """
 
@@ -22,6 +22,7 @@ from kvcontrol.kv_policy.spec import parse_specs
 from kvgate.display import errors, write_out
 from kvgate.failure import INTERRUPTED, CommandError
 from kvgate.options import takes
+from kvgate.renamed import renamed
 from lab.driver.run import draw_report, replay_http, say_warnings, write_report
 from lab.replay import sweep as sweeps
 from lab.replay.hits import HitRates
@@ -38,9 +39,10 @@ _PICTURES = (".png", ".svg", ".pdf")
 _DIGITS = 6
 
 
+@renamed({"--target": "--url"})
 @takes(ReplayOptions)
 def replay(options: ReplayOptions) -> None:
-    """Replay a trace: through eviction policies, side by side, or over HTTP through a running gateway (--target)."""
+    """Replay a trace: through eviction policies, side by side, or over HTTP through a running gateway (--url)."""
     options.check_mode()
     if options.plot is not None:
         _check_plot(options.plot)

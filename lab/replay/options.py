@@ -10,7 +10,7 @@ import typer
 from kvgate.failure import CommandError
 from lab.driver.options import HttpReplay
 
-_OFFLINE: Final = "Without --target: eviction policies"
+_OFFLINE: Final = "Without --url: eviction policies"
 
 
 class Order(StrEnum):
@@ -26,7 +26,7 @@ class ReplayOptions(HttpReplay):
 
     trace: Annotated[
         Path,
-        typer.Argument(help="A trace in Mooncake's, the agentic or, for --target, Azure's format, plain or gzipped."),
+        typer.Argument(help="A trace in Mooncake's, the agentic or, for --url, Azure's format, plain or gzipped."),
     ]
     policy: Annotated[
         str | None,
@@ -62,7 +62,7 @@ class ReplayOptions(HttpReplay):
             raise CommandError("--json and --markdown: give one of them")
         if self.target is None:
             if given := self.given():
-                raise CommandError(f"{', '.join(given)}: only with --target URL, which drives a running gateway")
+                raise CommandError(f"{', '.join(given)}: only with --url URL, which drives a running gateway")
             return
         offline = {
             "--policy": self.policy,
@@ -71,4 +71,4 @@ class ReplayOptions(HttpReplay):
             "--jobs": self.jobs,
         }
         if wrong := [name for name, value in offline.items() if value is not None]:
-            raise CommandError(f"{', '.join(wrong)}: only without --target, where policies are replayed")
+            raise CommandError(f"{', '.join(wrong)}: only without --url, where policies are replayed")

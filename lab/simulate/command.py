@@ -9,18 +9,21 @@ import typer
 
 from engines.sim.profile import load_profile, shipped
 from kvgate.failure import CommandError
+from kvgate.renamed import renamed
 from lab.report import Host, Report
 from lab.show import show
-from lab.simulate.limits import LEAST_SPEED, MOST_COPIES, MOST_INSTANCES, MOST_SPEED, MOST_TIMES_HBM
+from lab.simulate.limits import LEAST_SPEED, MOST_COPIES, MOST_INSTANCES, MOST_SPEED
+from lab.simulate.tier_size import times_hbm
 
 
+@renamed({"--router": "--routing"})
 def simulate(  # noqa: PLR0913 - each is one option
     trace: Annotated[
         Path, typer.Argument(help="A trace in Mooncake's, the agentic or Azure's format, plain or gzipped.")
     ],
     *,
     instances: Annotated[int, typer.Option(min=1, max=MOST_INSTANCES, help="Engines in the fleet.")] = 8,
-    router: Annotated[
+    routing: Annotated[
         str, typer.Option(help="Routing policies, ours or others' formulas, with commas between them; all: every one.")
     ] = "cost_aware",
     profile: Annotated[str, typer.Option(help=f"Kind of engine: {', '.join(shipped())}, or a file.")] = "h100-7b",
@@ -32,12 +35,8 @@ def simulate(  # noqa: PLR0913 - each is one option
     ] = 1.0,
     limit: Annotated[int, typer.Option(min=0, help="Use the first requests of the trace only; 0: all.")] = 0,
     seconds: Annotated[float, typer.Option(min=0, help="Use the first seconds of the trace only; 0: all.")] = 0.0,
-    ddr: Annotated[
-        float, typer.Option(min=0, max=MOST_TIMES_HBM, help="DDR tier, in multiples of HBM; 0: none.")
-    ] = 0.0,
-    nvme: Annotated[
-        float, typer.Option(min=0, max=MOST_TIMES_HBM, help="NVMe tier, in multiples of HBM; 0: none.")
-    ] = 0.0,
+    ddr: Annotated[str, typer.Option(help="DDR tier of each engine, for example 64GiB; 0: none.")] = "0",
+    nvme: Annotated[str, typer.Option(help="NVMe tier of each engine, for example 1TiB; 0: none.")] = "0",
     policy: Annotated[str, typer.Option(help="What chooses who leaves HBM and tiers. Default: the profile's.")] = "",
     seed: Annotated[int, typer.Option(help="Another seed, another jitter.")] = 0,
     jitter: Annotated[float, typer.Option(min=0, max=1, help="Spread of steps' times.")] = 0.0,
@@ -55,19 +54,20 @@ def simulate(  # noqa: PLR0913 - each is one option
 
     if as_json and as_markdown:
         raise CommandError("--json and --markdown: give one of them")
-    names = tuple(ROUTERS) if router == "all" else tuple(name.strip() for name in router.split(",") if name.strip())
+    names = tuple(ROUTERS) if routing == "all" else tuple(name.strip() for name in routing.split(",") if name.strip())
     with refusals(trace):
+        kind = load_profile(profile)
         study = Study(
             trace=trace,
-            profile=load_profile(profile),
+            profile=kind,
             instances=instances,
             routers=names,
             copies=copies,
             speed=speed,
             limit=limit,
             seconds=seconds,
-            ddr=ddr,
-            nvme=nvme,
+            ddr=times_hbm(ddr, "--ddr", kind.engine),
+            nvme=times_hbm(nvme, "--nvme", kind.engine),
             policy=policy,
             seed=seed,
             jitter=jitter,

@@ -52,7 +52,7 @@ def read_trace(path: Path) -> Iterator[Request]:
             if read is None and has_lengths_alone(line):
                 raise ValueError(
                     "Azure's format has arrivals and lengths, and no blocks that policies could keep; kvgate plan, "
-                    "kvgate simulate and kvgate replay --target take it"
+                    "kvgate simulate and kvgate replay --url take it"
                 )
             said = _object(line)
             if read is None:

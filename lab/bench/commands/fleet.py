@@ -5,24 +5,26 @@ from typing import Annotated
 
 import typer
 
+from engines.sim.profile import load_profile
 from kvgate.failure import CommandError
+from kvgate.renamed import renamed
 from lab.bench.options import AsJson, AsMarkdown, say
 from lab.report import Host, Report
 from lab.show import show
-from lab.simulate.limits import MOST_COPIES, MOST_INSTANCES, MOST_TIMES_HBM
+from lab.simulate.limits import MOST_COPIES, MOST_INSTANCES
+from lab.simulate.tier_size import times_hbm
 
 
+@renamed({"--router": "--routing"})
 def run_fleet(  # noqa: PLR0913 - each is one option
     *,
     instances: Annotated[int, typer.Option(min=1, max=MOST_INSTANCES, help="Simulated engines.")] = 512,
     copies: Annotated[
         int, typer.Option(min=1, max=MOST_COPIES, help="So many of the conversation trace side by side.")
     ] = 8,
-    router: Annotated[str, typer.Option(help="One of those that kvgate simulate has.")] = "cost_aware",
+    routing: Annotated[str, typer.Option(help="One of those that kvgate simulate has.")] = "cost_aware",
     profile: Annotated[str, typer.Option(help="Kind of engine, as kvgate simulate has them.")] = "h100-7b",
-    ddr: Annotated[
-        float, typer.Option(min=0, max=MOST_TIMES_HBM, help="DDR tier, in multiples of HBM; 0: none.")
-    ] = 0.0,
+    ddr: Annotated[str, typer.Option(help="DDR tier of each engine, for example 64GiB; 0: none.")] = "0",
     study: Annotated[
         str | None,
         typer.Option(
@@ -43,10 +45,16 @@ def run_fleet(  # noqa: PLR0913 - each is one option
 
     with refusals(traces or BESIDE_CHECKOUT):
         if study is not None:
-            report = _studied(study, traces or BESIDE_CHECKOUT, router, profile, quick=quick)
+            report = _studied(study, traces or BESIDE_CHECKOUT, routing, profile, quick=quick)
         else:
             plan = fleet.FleetBench(
-                traces=traces, instances=instances, copies=copies, router=router, profile=profile, ddr=ddr, quick=quick
+                traces=traces,
+                instances=instances,
+                copies=copies,
+                router=routing,
+                profile=profile,
+                ddr=times_hbm(ddr, "--ddr", load_profile(profile).engine),
+                quick=quick,
             )
             report = fleet.run(plan, say)
     show(report, as_json=as_json, as_markdown=as_markdown)
@@ -55,7 +63,6 @@ def run_fleet(  # noqa: PLR0913 - each is one option
 def _studied(name: str, traces: Path, router: str, profile: str, *, quick: bool) -> Report:
     import time
 
-    from engines.sim.profile import load_profile
     from lab.bench.fleet.studies import STUDIES, StudyPlan
 
     if name not in STUDIES:

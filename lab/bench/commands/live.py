@@ -7,12 +7,14 @@ import typer
 
 from engines.sim.profile import shipped
 from kvgate.failure import CommandError
+from kvgate.renamed import renamed
 from kvgate.up.stack import MAX_INSTANCES, Routing
 from lab.bench.options import AsJson, AsMarkdown, say
 from lab.show import show
 from lab.simulate.limits import MOST_INSTANCES
 
 
+@renamed({"--router": "--routing"})
 def run_live(  # noqa: PLR0913 - each is one option
     *,
     trace: Annotated[
@@ -28,7 +30,7 @@ def run_live(  # noqa: PLR0913 - each is one option
         float,
         typer.Option(min=1, max=60, help="All times, of engines and between arrivals, are so many times as long."),
     ] = 14.0,
-    router: Annotated[Routing, typer.Option(help="The gateway's routing policy.")] = Routing.COST_AWARE,
+    routing: Annotated[Routing, typer.Option(help="The gateway's routing policy.")] = Routing.COST_AWARE,
     profile: Annotated[str, typer.Option(help=f"Kind of engine: {', '.join(shipped())}, or a file.")] = "h100-7b",
     check: Annotated[bool, typer.Option("--check", help="Exit code 1 when a figure differs by more than 5 %.")] = False,
     as_json: AsJson = False,
@@ -42,7 +44,7 @@ def run_live(  # noqa: PLR0913 - each is one option
     plan = live.LivePlan(
         trace=BESIDE_CHECKOUT / MOONCAKE if trace is None else trace,
         profile=profile,
-        router=router.value,
+        router=routing.value,
         instances=instances,
         of=of,
         every=every,

@@ -22,6 +22,6 @@ PEERS: Mapping[str, Callable[[int], RoutingPolicy]] = MappingProxyType(
         "aibrix_prefix_cache": lambda _: AibrixPrefixCache(),
     }
 )
-"""By the name that ``kvgate simulate --router`` takes; made for instances whose HBM has room for so many tokens."""
+"""By the name that ``kvgate simulate --routing`` takes; made for instances whose HBM has room for so many tokens."""
 
 __all__ = ["PEERS", "AibrixPrefixCache", "DynamoCost", "LlmDScorers", "SglangCacheAware"]

@@ -1,4 +1,4 @@
-"""``kvgate replay --target`` against a gateway that runs here: what the trace shares is found, what fails is told."""
+"""``kvgate replay --url`` against a gateway that runs here: what the trace shares is found, what fails is told."""
 
 import asyncio
 import json
@@ -175,7 +175,7 @@ async def test_ctrl_c_ends_it_with_a_report_of_what_was_done(tmp_path: Path, mod
         for engine in fleet.engines.values():
             engine.default = Script(ttft_s=2.0)
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "kvgate", "replay", str(trace), "--target", fleet.gateway.url),
+            *(sys.executable, "-m", "kvgate", "replay", str(trace), "--url", fleet.gateway.url),
             *("--users", "1", "--out", str(out), "--json", "--slo-ttft", "60"),
             env={**os.environ, "COLUMNS": "200"},
             stdout=PIPE,

@@ -45,7 +45,7 @@ def processes_in(folder: Path) -> list[psutil.Process]:
 def test_both_sides_serve_the_same_requests_and_find_the_same(trace: Path, tmp_path: Path) -> None:
     folder = tmp_path / "temporary"
     folder.mkdir()
-    command = [sys.executable, "-m", "kvgate", "bench", "live", "--trace", str(trace), "--router", "round_robin"]
+    command = [sys.executable, "-m", "kvgate", "bench", "live", "--trace", str(trace), "--routing", "round_robin"]
     command += ["--instances", "2", "--of", "2", "--every", "1", "--requests", "7", "--stretch", "2", "--json"]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TMPDIR": str(folder)}
     said = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, env=environment, check=False)

@@ -120,10 +120,10 @@ async def test_a_naive_proxy_is_found_out_and_what_it_does_well_is_granted(broke
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "--target URL or --self"),
+        ([], "--url URL or --self"),
         (["--self", "--only", "nothing-like-it"], "no case"),
-        (["--target", "http://127.0.0.1:1", "--only", "stop-signal"], "need --self or --pid"),
-        (["--target", "http://127.0.0.1:1", "--backends", "9001"], "two ports"),
+        (["--url", "http://127.0.0.1:1", "--only", "stop-signal"], "need --self or --pid"),
+        (["--url", "http://127.0.0.1:1", "--backends", "9001"], "two ports"),
     ],
 )
 def test_wrong_arguments_are_explained(arguments: list[str], said: str) -> None:

@@ -75,7 +75,7 @@ def test_the_same_plan_comes_out_again_to_the_last_digit(trace: str) -> None:
 def test_every_kind_is_sized_and_what_an_instance_has_costs(trace: str) -> None:
     found = report(
         trace,
-        *("--slo", "ttft_p99=30s", "--ddr", "0,1GiB", "--nvme", "0,4GiB", "--policies", "lru,adaptive"),
+        *("--slo", "ttft_p99=30s", "--ddr", "0,1GiB", "--nvme", "0,4GiB", "--policy", "lru,adaptive"),
         *("--instance-cost", "1", "--ddr-cost-per-gib", "0.5", "--nvme-cost-per-gib", "0.25"),
     )
     rows = found["smallest fleets"]
@@ -140,7 +140,7 @@ def test_a_trace_of_lengths_alone_is_planned(tmp_path: Path) -> None:
 
 
 def test_what_is_to_be_run_runs(trace: str) -> None:
-    found = report(trace, "--slo", "ttft_p90=400ms", "--ddr", "1GiB", "--policies", "lru", "--limit-requests", "30")
+    found = report(trace, "--slo", "ttft_p90=400ms", "--ddr", "1GiB", "--policy", "lru", "--limit", "30")
     lines = {each["what"]: each["command"] for each in found["to run it"]}
     words = shlex.split(lines["on one machine"])
     assert words[:2] == ["KVGATE_ENGINE_HBM_POLICY=lru", "KVGATE_ENGINE_DDR_POLICY=lru"]
@@ -165,7 +165,7 @@ def test_a_check_that_comes_to_nothing_leaves_the_plan(
         raise ends
 
     monkeypatch.setattr("lab.simulate.live.lived", lived)
-    goal = ("--slo", "ttft_p99=30s", "--ddr", "0", "--limit-requests", "20")
+    goal = ("--slo", "ttft_p99=30s", "--ddr", "0", "--limit", "20")
     said = typed("plan", trace, *goal, "--check", "--check-seconds", "1", "--json")
     assert (said.code, said.err.splitlines()[-1]) == (code, f"kvgate: {why}")
     found = json.loads(said.out)
@@ -190,7 +190,7 @@ def test_tables_are_printed_for_people(trace: str) -> None:
         (["--slo", "ttft=1s", "--ddr", "much"], "--ddr is 'much'"),
         (["--slo", "ttft=1s", "--ddr", ","], "--ddr names no size"),
         (["--slo", "ttft=1s", "--ddr", "0", "--nvme", "1GiB"], "--nvme needs DDR"),
-        (["--slo", "ttft=1s", "--policies", "magic"], "--policies: there is no 'magic': there are lru"),
+        (["--slo", "ttft=1s", "--policy", "magic"], "--policy: there is no 'magic': there are lru"),
         (["--slo", "ttft=1s", "--routing", "dynamo_cost"], "--routing: there is no 'dynamo_cost'"),
         (["--slo", "ttft=1s", "--routing", ","], "--routing names none"),
         (["--slo", "ttft=1s", "--profile", "magic"], "unknown profile 'magic'"),

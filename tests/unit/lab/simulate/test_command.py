@@ -47,10 +47,10 @@ def test_a_trace_is_served_by_each_router_that_is_named(traces: Path) -> None:
             trace_of(traces),
             "--instances",
             "3",
-            "--router",
+            "--routing",
             "cost_aware,round_robin",
             "--ddr",
-            "2",
+            "64GiB",
             "--json",
         ],
     )
@@ -78,14 +78,14 @@ def test_ctrl_c_leaves_the_routers_that_are_done(traces: Path, monkeypatch: pyte
         return run(study, name, *more)
 
     monkeypatch.setattr(Study, "run", until_the_second)
-    simulated = ("simulate", trace_of(traces), "--limit", "8", "--json", "--router")
+    simulated = ("simulate", trace_of(traces), "--limit", "8", "--json", "--routing")
     said = typed(*simulated, "cost_aware,round_robin")
     assert (said.code, said.err) == (130, "kvgate: interrupted\n")
     report = json.loads(said.out)
     assert [row["router"] for row in report["routers"]] == ["cost_aware"]
     assert report["not_run"] == {"round_robin": "interrupted"}
     assert typed(*simulated, "round_robin") == (130, "", "kvgate: interrupted\n")
-    bench = ("bench", "fleet", "--quick", "--traces", str(traces), "--router", "round_robin")
+    bench = ("bench", "fleet", "--quick", "--traces", str(traces), "--routing", "round_robin")
     said = typed(*bench)
     assert (said.code, said.out) == (130, "")
     assert said.err.endswith("kvgate: interrupted\n")
@@ -126,13 +126,15 @@ def test_studies_compare_fleets_of_one_run(traces: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--router", "magic"], "unknown router 'magic'; known: cost_aware"),
+        (["--routing", "magic"], "unknown router 'magic'; known: cost_aware"),
         (["--profile", "magic"], "unknown profile 'magic'; known: "),
-        (["--nvme", "2"], "NVMe needs DDR"),
-        (["--router", ","], "no router is named"),
+        (["--nvme", "64GiB"], "NVMe needs DDR"),
+        (["--routing", ","], "no router is named"),
         (["--json", "--markdown"], "give one of them"),
-        (["--ddr", "5000"], "DDR of 5000 times HBM; allowed is 0 to 690"),
-        (["--instances", "10000", "--ddr", "600"], "at most 200,000,000 are simulated"),
+        (["--ddr", "500TiB"], "--ddr 500TiB: at most "),
+        (["--ddr", "inf"], "--ddr is 'inf'; expected an amount of memory"),
+        (["--nvme", "-1"], "--nvme -1: at most "),
+        (["--instances", "10000", "--ddr", "20TiB"], "at most 200,000,000 are simulated"),
         (["--copies", "10000"], "use --copies of at most 9"),
         (["--profile", "/dev/zero"], "/dev/zero: it is no profile: that is a regular file"),
     ],
@@ -149,12 +151,9 @@ def test_what_can_not_be_simulated_is_said(
 @pytest.mark.parametrize(
     "options",
     [
-        *(("simulate", name, value) for name in ("--ddr", "--nvme", "--speed") for value in ("inf", "nan", "1e15")),
+        *(("simulate", "--speed", value) for value in ("inf", "nan", "1e15")),
         *(("simulate", name, "1000000000") for name in ("--copies", "--instances")),
-        *(
-            ("plan", name, "inf")
-            for name in ("--instance-cost", "--ddr-cost-per-gib", "--rate-scale", "--check-seconds")
-        ),
+        *(("plan", name, "inf") for name in ("--instance-cost", "--ddr-cost-per-gib", "--speed", "--check-seconds")),
         ("plan", "--max-instances", "1000000"),
         ("bench", "--instances", "1000000"),
     ],
@@ -186,7 +185,7 @@ def test_a_trace_of_lengths_alone_is_simulated_without_hits(tmp_path: Path) -> N
     trace = tmp_path / "azure.csv"
     rows = [f"2023-11-16 18:15:{second:02},{900 + second},40" for second in range(30)]
     trace.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]))
-    said = RUNNER.invoke(build_app(), ["simulate", str(trace), "--instances", "2", "--ddr", "1", "--json"])
+    said = RUNNER.invoke(build_app(), ["simulate", str(trace), "--instances", "2", "--ddr", "16GiB", "--json"])
     assert said.exit_code == 0, said.output
     report = json.loads(said.stdout)
     (row,) = report["routers"]
