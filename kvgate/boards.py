@@ -1,7 +1,7 @@
 """What a person sees while things start: lines that tick in a terminal, one line per event elsewhere."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Self
 
@@ -12,10 +12,20 @@ from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, Ta
 from rich.spinner import Spinner
 from rich.table import Table
 
-from kvgate.display import draws_unicode, output
+from kvgate.display import draws_unicode, errors, output
 from kvgate.supervision.supervisor import State
 
 REFRESH_PER_S = 8
+
+
+@contextmanager
+def checking(console: Console = errors) -> Iterator[Callable[[str], None]]:
+    """Yield what shows the check that runs now: beside a spinner in a terminal, a line for each check elsewhere."""
+    if not console.is_terminal:
+        yield lambda name: console.print(f"  checking {name}", markup=False, soft_wrap=True)
+        return
+    with console.status("checking", spinner="dots" if draws_unicode(console) else "line") as status:
+        yield lambda name: status.update(f"checking {escape(name)}")
 
 
 class StartBoard:

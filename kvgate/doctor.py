@@ -18,7 +18,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from kvcontrol.presets import Preset, Presets
+from kvgate.boards import checking
 from kvgate.display import output, plain, write_out
+from kvgate.engine.extra import ENGINE_ADVICE
 from kvgate.engine.finding import Finding, Verdict, is_fit
 from kvgate.engine.fit import NOT_MEASURED, Machine, examine_preset, unmeasured_keys
 from kvgate.engine.presets import choose_preset
@@ -61,7 +63,8 @@ def doctor(  # noqa: PLR0913 - each is one option
         _examine_preset(preset, hardware, instances, nvme_dir, as_json=as_json)
     if hardware is not None or nvme_dir is not None:
         raise CommandError("--hardware and --nvme-dir need --preset", _preset_names())
-    findings = examine(port)
+    with checking() as begin:
+        findings = examine(port, begin)
     if as_json:
         shipped = Presets.shipped()
         _write_json(findings, presets=list(shipped.workloads), hardware=list(shipped.hardware))
@@ -120,23 +123,26 @@ def _write_json(findings: Sequence[Finding], **more: object) -> None:
     write_out(json.dumps(report, indent=2))
 
 
-def examine(port: int) -> list[Finding]:
-    """Run every check; a check that breaks is itself a finding."""
-    checks: list[Callable[[], Finding]] = [
-        check_python,
-        check_torch,
-        check_device,
-        check_lmdeploy,
-        lambda: check_port(port),
-        check_sockets,
-        lambda: check_disk("state", state_dir()),
-        check_cache,
-        check_memory,
-        check_model,
-    ]
-    if gpus():
-        checks.insert(checks.index(check_lmdeploy) + 1, check_attention)
-    return [check() for check in checks]
+def examine(port: int, begin: Callable[[str], None] = lambda _: None) -> list[Finding]:
+    """Run every check, and call ``begin`` with its name before; a check that breaks is itself a finding."""
+    checks: dict[str, Callable[[], Finding]] = {
+        "python": check_python,
+        "torch": check_torch,
+        "device": check_device,
+        "lmdeploy": check_lmdeploy,
+        **({"attention": check_attention} if gpus() else {}),
+        "port": lambda: check_port(port),
+        "sockets": check_sockets,
+        "state": lambda: check_disk("state", state_dir()),
+        "cache": check_cache,
+        "memory": check_memory,
+        "model": check_model,
+    }
+    findings = []
+    for name, check in checks.items():
+        begin(name)
+        findings.append(check())
+    return findings
 
 
 def check_python() -> Finding:
@@ -151,7 +157,7 @@ def check_torch() -> Finding:
     """PyTorch is installed."""
     version = torch_version()
     if version is None:
-        return Finding(check="torch", verdict=Verdict.FAIL, found="not installed", advice="make setup")
+        return Finding(check="torch", verdict=Verdict.FAIL, found="not installed", advice=ENGINE_ADVICE)
     return Finding(check="torch", verdict=Verdict.OK, found=version)
 
 
@@ -172,7 +178,7 @@ def check_lmdeploy() -> Finding:
     try:
         version = importlib.metadata.version("lmdeploy")
     except importlib.metadata.PackageNotFoundError:
-        return Finding(check="lmdeploy", verdict=Verdict.FAIL, found="not installed", advice="make setup")
+        return Finding(check="lmdeploy", verdict=Verdict.FAIL, found="not installed", advice=ENGINE_ADVICE)
     try:
         tried = _run_python(_CHECK_HOOKS)
     except subprocess.TimeoutExpired:
@@ -182,7 +188,7 @@ def check_lmdeploy() -> Finding:
             check="lmdeploy",
             verdict=Verdict.FAIL,
             found=f"{version}: {_last_line(tried.stderr)}",
-            advice="make setup installs the supported version",
+            advice=f"{ENGINE_ADVICE} installs the supported version",
         )
     return Finding(check="lmdeploy", verdict=Verdict.OK, found=f"{version}, all hooks match")
 

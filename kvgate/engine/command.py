@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from kvgate.display import plain
 from kvgate.engine.block_size import need_possible_block_size
 from kvgate.engine.checks import need_fitting_memory, need_possible_role
+from kvgate.engine.extra import need_engine_extra
 from kvgate.engine.fit import need_fitting_tiers
 from kvgate.engine.instance import EngineLimits, Instance
 from kvgate.engine.model import Model, model_from_folder
@@ -29,6 +30,7 @@ def engine(options: EngineOptions) -> None:
 
     LMDeploy receives the options after --: kvgate engine --model DIR -- --log-level INFO
     """
+    need_engine_extra()
     extra = tuple(options.context.args)
     need_possible_block_size(options.block_size, extra=extra)
     served = model_from_folder(options.model, options.model_name)

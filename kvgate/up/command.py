@@ -15,6 +15,7 @@ from kvcontrol.core.control import STATS_PATH
 from kvgate.boards import StartBoard
 from kvgate.display import plain
 from kvgate.engine.block_size import need_possible_block_size
+from kvgate.engine.extra import need_engine_extra
 from kvgate.engine.fit import need_fitting_tiers
 from kvgate.engine.instance import EngineLimits, Instance
 from kvgate.engine.model import Model, embedded_model, model_from_folder, tiny_model
@@ -64,6 +65,7 @@ def up(options: UpOptions) -> None:
     """
     started_s = time.monotonic()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # until the event loop takes over
+    need_engine_extra()
     gateway = options.gateway
     roles = Topology.parse(options.topology)
     count = roles.count(options.instances, DEFAULT_INSTANCES)

@@ -145,9 +145,29 @@ def test_doctor_names_what_would_keep_kvgate_from_running(monkeypatch: pytest.Mo
     monkeypatch.setattr(doctor, "_CHECK_HOOKS", "raise SystemExit('LMDeploy moved a symbol')")
     findings = {finding.check: finding for finding in examine(free_ports(1)[0])}
     assert findings["torch"].verdict is Verdict.FAIL
-    assert findings["torch"].advice == "make setup"
+    assert findings["torch"].advice == "pip install 'kvgate[engine]' (make setup in a checkout)"
     assert findings["lmdeploy"].verdict is Verdict.FAIL
     assert "LMDeploy moved a symbol" in findings["lmdeploy"].found
+
+
+def test_doctor_shows_what_it_checks_beside_its_report(tmp_path: Path) -> None:
+    answer = typed("doctor", "--json", "--port", str(free_ports(1)[0]), KVGATE_CACHE_DIR=str(tmp_path))
+    checks = [finding["check"] for finding in json.loads(answer.out)["checks"]]
+    assert answer.err.splitlines() == [f"  checking {name}" for name in checks]
+
+
+@pytest.mark.parametrize("package", ["lmdeploy", "torch"])
+@pytest.mark.parametrize("command", [["up", "--tiny"], ["engine", "--model", "/nonexistent"]])
+def test_an_engine_without_its_packages_is_refused_with_the_extra_to_install(
+    command: list[str], package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)  # the import system's "not installed"
+    answer = typed(*command)
+    assert answer.code == 1
+    assert answer.err.splitlines() == [
+        f"kvgate: an engine needs {package}, and this installation has no such package",
+        "-> install the engine: pip install 'kvgate[engine]' (make setup in a checkout)",
+    ]
 
 
 def test_doctor_sees_a_port_in_use_as_a_warning() -> None:
