@@ -53,6 +53,7 @@ class SqliteDatabase:
                 self._connection.create_function("kvgate_clock", 0, clock)
                 self._reader.execute("SELECT 1 FROM sqlite_master").fetchall()
                 self._log = file.log
+                file.connected()
             except BaseException:
                 self._reader.close()
                 self._connection.close()
@@ -109,6 +110,7 @@ class SqliteDatabase:
         except (sqlite3.Error, OSError) as error:
             _log.warning("%s: it is unknown whether this is the store; its log stays: %s", self._file.path, error)
             connections.reverse()
+        self._file.disconnected()
         for each in connections:
             each.close()
         self._file.set_aside(log)

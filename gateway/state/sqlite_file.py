@@ -9,8 +9,12 @@ both. A file that is overwritten in place (``cp``) keeps its inode. So each chan
 
 A full disk or a kill may stop a checkpoint half-way: then the file alone is of no use, but nothing is lost, and SQLite
 moves the same pages again later. A copy that equals the file byte by byte is not noticed.
+
+Only SQLite may open the file and the index in this process: closing another descriptor of them would drop all of
+SQLite's locks (a property of POSIX locks). So the index is read through SQLite's own descriptor.
 """
 
+import os
 import sqlite3
 import struct
 from contextlib import closing, suppress
@@ -29,7 +33,6 @@ _NOT_A_STORE: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 _HALF_MOVED: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_ERROR})
 """Errors that SQLite may raise for a file without its log after half a checkpoint."""
 
-_HEADER_BYTES: Final = 100
 _INDEX: Final = struct.Struct("=32x8s56xI28xI4x")
 """Salt of the log, frames that were moved, and frames that SQLite has begun to move."""
 
@@ -66,9 +69,10 @@ class _Log(NamedTuple):
 
 
 class _Moved(NamedTuple):
-    """The file without its log."""
+    """The file without its log. ``schema`` counts changes of the schema: a backup has another number."""
 
-    header: bytes
+    schema: int
+    pages: int
     revision: int
 
 
@@ -91,7 +95,9 @@ class SqliteFile:
         self._log: _Log | None = None
         self._overwritten = False
         self._content = _Content()
-        self._moved = _Moved(b"", -1)
+        self._moved = _Moved(-1, -1, -1)
+        self._index: int | None = None
+        """SQLite's descriptor of the index of the log."""
 
     def check(self) -> None:
         """Raise ``FileReplacedError`` unless it is still the file that was opened, SQLite's error where that can't be
@@ -108,6 +114,14 @@ class SqliteFile:
             sleep(_PAUSE_S)
         self._overwritten = True  # for good, whatever the content is later
         raise self._error("overwritten")
+
+    def connected(self) -> None:
+        """Note that a connection has opened the log; ``disconnected`` must precede its end."""
+        self._index = _descriptor(self._beside("-shm"))
+
+    def disconnected(self) -> None:
+        """Note that the connection is going to be closed."""
+        self._index = None
 
     @property
     def log(self) -> LogFile | None:
@@ -142,12 +156,9 @@ class SqliteFile:
         return _State(found.st_size, found.st_mtime_ns)
 
     def _log_now(self) -> _Log | None:
-        """Return how far the log was moved; None where no connection has a log."""
-        try:
-            with self._beside("-shm").open("rb") as index:
-                return _Log(*_INDEX.unpack(index.read(_INDEX.size)))
-        except (FileNotFoundError, struct.error):
-            return None
+        """Return how far the log was moved; None without a connection."""
+        index = b"" if self._index is None else os.pread(self._index, _INDEX.size, 0)
+        return _Log(*_INDEX.unpack(index)) if len(index) == _INDEX.size else None
 
     def _continues(self, state: _State) -> bool:
         """Return whether SQLite changed the file, and the store continues the remembered content; if so, remember the
@@ -179,24 +190,24 @@ class SqliteFile:
         return log is not None and log == self._log and not log.is_moving
 
     def _read_without_log(self) -> _Moved | None:
-        """Return the header of the file and the newest revision in it; None where its audit log is another one.
+        """Return what the file contains; None where its audit log is another one.
 
         Half a checkpoint leaves pages of two times, so only two facts count: the revision, whose page is always the
         same one, never decreases; and an entry of the audit log keeps its time.
         """
-        with self.path.open("rb") as file:
-            header = file.read(_HEADER_BYTES)
         try:
             with closing(self._opened("immutable=1")) as store:
                 store.execute("PRAGMA writable_schema = ON")  # the file may be shorter than its header promises
+                [[schema]] = store.execute("PRAGMA schema_version").fetchall()
+                [[pages]] = store.execute("PRAGMA page_count").fetchall()
                 revision = _revision(store)
                 at_s = _entry_at_s(store, self._content.entry) if revision >= 0 else None
         except sqlite3.DatabaseError as error:
             if error.sqlite_errorcode & 0xFF not in _HALF_MOVED:
                 raise
-            return _Moved(header, self._moved.revision)
+            return self._moved
         is_another = isinstance(at_s, float) and at_s != self._content.entry_at_s
-        return None if is_another else _Moved(header, revision)
+        return None if is_another else _Moved(schema, pages, revision)
 
     def _opened(self, mode: str) -> sqlite3.Connection:
         uri = f"{self.path.absolute().as_uri()}?{mode}"
@@ -208,6 +219,20 @@ class SqliteFile:
             f"{self.path} was {how} while it was in use: stop all gateways of this folder, move all files {name}* "
             f"together to another folder and keep them, copy the backup to {name}, and start the gateways"
         )
+
+
+def _descriptor(path: Path) -> int | None:
+    """Return an open descriptor of a file, None where there is none or the system doesn't list them."""
+    try:
+        found = path.stat()
+        numbers = [int(each.name) for each in Path("/dev/fd").iterdir()]
+    except FileNotFoundError:
+        return None
+    for number in numbers:
+        with suppress(OSError):  # closed meanwhile, as the one of the listing
+            if os.path.samestat(os.fstat(number), found):
+                return number
+    return None
 
 
 def _revision(store: sqlite3.Connection) -> int:
