@@ -150,7 +150,7 @@ async def test_a_swap_over_a_stored_policy_ends_at_what_is_stored(tmp_path: Path
             assert [a.policies["eviction"], b.policies["eviction"]] == [S3_FIFO, S3_FIFO]
 
 
-async def test_an_instance_that_somebody_else_told_otherwise_comes_back_to_what_is_stored(tmp_path: Path) -> None:
+async def test_an_instance_whose_policy_another_sender_changed_runs_the_stored_one_again(tmp_path: Path) -> None:
     engine = ScriptedEngine()
     async with (
         engine.started(),
@@ -162,7 +162,7 @@ async def test_an_instance_that_somebody_else_told_otherwise_comes_back_to_what_
         await eventually(lambda: engine.policies["eviction"] == S3_FIFO, WITHIN_S)
 
 
-async def test_kv_budgets_that_somebody_else_changed_come_back_to_what_is_stored(tmp_path: Path) -> None:
+async def test_kv_budgets_that_another_sender_changed_are_the_stored_ones_again(tmp_path: Path) -> None:
     engine = ScriptedEngine()
     left = {"guaranteed_bytes": 1, "burst_bytes": None, "weight": 1.0}
     engine.quotas = {("ab" * 8, "DDR"): left, ("shared", "DDR"): left}  # nobody tells that it is no longer wanted
@@ -184,7 +184,7 @@ async def test_kv_budgets_that_somebody_else_changed_come_back_to_what_is_stored
         assert first == ("shared", "DDR")
 
 
-async def test_a_kv_budget_that_an_instance_rounds_is_told_once(tmp_path: Path) -> None:
+async def test_a_kv_budget_that_an_instance_rounds_is_sent_once(tmp_path: Path) -> None:
     engine = ScriptedEngine()
     engine.quota_unit_bytes = 4096
     async with (
@@ -219,7 +219,7 @@ async def test_a_gateway_that_can_not_read_all_documents_takes_no_kv_budget_back
         assert engine.quotas["ab" * 8, "DDR"] == left
 
 
-async def test_a_pin_that_somebody_took_from_an_instance_is_told_again(tmp_path: Path) -> None:
+async def test_a_pin_that_another_sender_removed_is_sent_again(tmp_path: Path) -> None:
     engine = ScriptedEngine()
     async with (
         engine.started(),
@@ -289,7 +289,7 @@ async def test_a_preset_and_a_pin_that_were_left_half_done_are_undone(tmp_path: 
             assert (names, engine.pins) == (["lru", "mq"], {})
 
 
-async def test_an_act_with_nothing_to_undo_ends_too(tmp_path: Path) -> None:
+async def test_an_operation_with_nothing_to_undo_ends_too(tmp_path: Path) -> None:
     engine = ScriptedEngine()
     async with engine.started():
         engines = {"a": engine}

@@ -112,6 +112,7 @@ async def problem(gateway: RunningGateway) -> str:
 async def test_a_redis_that_is_away_or_comes_back_with_another_policy_is_a_problem_while_it_lasts(
     tmp_path: Path,
 ) -> None:
+    await put(tmp_path, Kind.QUOTA, "acme", requests_per_min=10_000)
     with redis_server("--maxmemory", "100mb", "--maxmemory-policy", "noeviction") as server:
         async with running_fleet(tmp_path, redis_url=url_of(server.port), **SETTINGS) as fleet:
 
@@ -135,6 +136,7 @@ async def test_a_redis_that_is_away_or_comes_back_with_another_policy_is_a_probl
                 with redis.Redis.from_url(url_of(server.port)) as client:
                     client.config_set(name, value)
                 await named(shown)
+                assert await burst(fleet.gateway, 3) == {503 if "full" in shown else 200: 3}
 
 
 async def test_an_address_that_leads_to_another_primary_costs_no_request(tmp_path: Path) -> None:

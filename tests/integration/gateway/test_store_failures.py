@@ -58,6 +58,14 @@ def connections(server: Server) -> set[int]:
         return {pid for (pid,) in found}
 
 
+async def cut_off(server: Server) -> None:
+    """End the connections of gateways: they open new ones."""
+    present = connections(server)
+    for pid in present:
+        psutil.Process(pid).send_signal(signal.SIGTERM)
+    await eventually(lambda: not present & connections(server))
+
+
 @contextmanager
 def stopped(processes: list[psutil.Process]) -> Iterator[None]:
     """Stop them while the block runs."""
@@ -213,6 +221,26 @@ async def test_a_connection_that_is_cut_before_the_commit_costs_no_answer_either
             assert (await admin.ok("PUT", "/tenants/acme", {}))["version"] == 1
             assert proxy.cuts == 1
             assert len((await admin.ok("GET", "/audit"))["data"]) == 1
+
+
+async def test_a_key_whose_revocation_a_read_only_database_refused_is_accepted_until_a_revocation_succeeds(
+    tmp_path: Path, server: Server
+) -> None:
+    """PostgreSQL is read-only where a provider's disk is full."""
+    async with running_fleet(tmp_path, **settings(server.port, store_timeout_s=20)) as fleet:
+        admin = Admin(fleet.gateway)
+        key = await new_key(admin)
+        with psycopg.connect(postgres_url(server), autocommit=True) as connection:
+            connection.execute("ALTER DATABASE postgres SET default_transaction_read_only = on")
+            await cut_off(server)
+            status, _, said = await admin.call("DELETE", f"/keys/{key['id']}")
+            assert (status, said["error"]["code"]) == (503, "store_unavailable")
+            assert "read-only transaction" in said["error"]["message"]
+            assert await answer_with(fleet.gateway, key["key"]) == (200, None)
+            connection.execute("ALTER DATABASE postgres RESET default_transaction_read_only")
+            await cut_off(server)
+        await admin.ok("DELETE", f"/keys/{key['id']}")
+        assert await answer_with(fleet.gateway, key["key"]) == (401, "invalid_api_key")
 
 
 @pytest.mark.parametrize(
