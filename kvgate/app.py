@@ -13,9 +13,9 @@ from kvgate.failure import INTERRUPTED
 from kvgate.lazy import LazyCommand, summary_of
 
 _ENVIRONMENT = (
-    "Environment: KVGATE_URL (the gateway that admin and top ask), KVGATE_ADMIN_KEY, KVGATE_API_KEY, KVGATE_STATE_DIR, "
-    "KVGATE_CACHE_DIR, KVGATE_PORT_RANGE (FIRST-LAST: ports for engines). kvgate gateway --help lists the gateway's "
-    "own."
+    "Environment: KVGATE_URL (the gateway that admin, top, register and bench revisit ask), KVGATE_ADMIN_KEY, "
+    "KVGATE_API_KEY, KVGATE_STATE_DIR, KVGATE_CACHE_DIR, KVGATE_PORT_RANGE (FIRST-LAST: ports for engines). kvgate "
+    "gateway --help lists the gateway's own."
 )
 
 

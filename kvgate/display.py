@@ -68,6 +68,11 @@ def _writing() -> Iterator[None]:
         raise CommandError(f"cannot write to standard output: {error.strerror or error}") from error
 
 
+def note(text: str) -> None:
+    """Print one line beside a command's answer, to standard error."""
+    errors.print(text, markup=False, soft_wrap=True)
+
+
 def plain(text: str = "") -> None:
     """Print one line as it is: no markup, no wrapping."""
     output.print(text, markup=False, soft_wrap=True)

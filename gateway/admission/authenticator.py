@@ -114,6 +114,11 @@ class Authenticator:
         """The tenants of the settings' keys."""
         return frozenset(self._configured.values())
 
+    @property
+    def configured_keys(self) -> Sequence[TenantId]:
+        """The tenant of each key of the settings, sorted."""
+        return sorted(self._configured.values())
+
     def knows(self, tenant: TenantId) -> bool:
         """Whether the settings have a key of this tenant."""
         return tenant in self._configured.values()

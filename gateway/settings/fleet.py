@@ -121,6 +121,11 @@ class FleetSettings(Section):
         None, description="A Service whose ready endpoints are instances: {namespace, service, port, scheme, ...}."
     )
 
+    @property
+    def discovers(self) -> bool:
+        """Whether instances are looked for in a file, DNS or Kubernetes."""
+        return self.discovery_file is not None or bool(self.discovery_dns) or self.discovery_kubernetes is not None
+
     @field_validator("instance_networks")
     @classmethod
     def _networks(cls, value: tuple[str, ...]) -> tuple[str, ...]:

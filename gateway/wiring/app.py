@@ -95,7 +95,7 @@ async def _running(app: Gateway, base: Base) -> AsyncIterator[None]:
         try:
             instances.registry.checks.tenants(several=base.authenticator.several)
             await control.directory.refresh()
-            _log_mode(settings, base.authenticator)
+            _log_mode(settings, base.authenticator, stored=len(control.directory.current.instances))
             async with membership:
                 config_sync.follow(membership, control.directory.current)
                 async with running(loops, on_failure=observation.telemetry.loop_failed):
@@ -121,7 +121,7 @@ def _own_loops(base: Base, instances: Instances, serving: Serving, observation: 
     }
 
 
-def _log_mode(settings: Settings, authenticator: Authenticator) -> None:
+def _log_mode(settings: Settings, authenticator: Authenticator, *, stored: int) -> None:
     if authenticator.open:
         _log.warning("no API keys are configured: any API key is accepted, and each is a tenant of its own")
     if settings.requests.tokenizer is None:
@@ -129,4 +129,11 @@ def _log_mode(settings: Settings, authenticator: Authenticator) -> None:
             "no tokenizer is configured: texts are routed by load or by where similar texts went, not by announced "
             "blocks; set KVGATE_TOKENIZER to a model folder"
         )
-    _log.info("%d instances, routing policy %s", len(settings.fleet.instances), settings.routing.routing_policy)
+    fleet = settings.fleet
+    count = len(fleet.instances) + stored
+    if not count and not fleet.discovers:
+        _log.warning(
+            "no instances are configured: requests get 503 until one is added, with kvgate admin instances add ID URL, "
+            "kvgate register beside the engine, the setting KVGATE_INSTANCES or a discovery setting"
+        )
+    _log.info("%d instances, routing policy %s", count, settings.routing.routing_policy)

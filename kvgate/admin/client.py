@@ -28,6 +28,10 @@ class WrongKeyError(CommandError):
     """The gateway does not take this key."""
 
 
+class OvertakenError(CommandError):
+    """The document has another version than the one that the call was meant for, or is there already."""
+
+
 class AdminClient:
     """One gateway and the admin key for it."""
 
@@ -83,4 +87,6 @@ def _refused(answer: httpx2.Response) -> CommandError:
         message = f"the gateway answered {answer.status_code}"
     if answer.status_code == HTTPStatus.UNAUTHORIZED:
         return WrongKeyError(str(message), "use the key from the gateway's state folder or its admin_key setting")
+    if answer.status_code == HTTPStatus.PRECONDITION_FAILED:
+        return OvertakenError(str(message))
     return CommandError(str(message))

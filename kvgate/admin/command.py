@@ -2,17 +2,18 @@
 
 import json
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 from urllib.parse import quote
 
 import typer
 
-from kvgate.admin.client import AdminClient, find_key
+from kvgate.admin.address import GATEWAY_URL, GatewayUrl
+from kvgate.admin.anywhere import AnywhereGroup
+from kvgate.admin.client import AdminClient, OvertakenError, find_key
 from kvgate.admin.fleet import explain, instances, routing
+from kvgate.admin.keys import Name, Note, keys
 from kvgate.admin.output import (
-    GATEWAY_URL,
     AdminKey,
-    GatewayUrl,
     Operator,
     StateFolder,
     fetched,
@@ -28,16 +29,15 @@ from kvgate.display import plain
 from kvgate.failure import CommandError
 from kvgate.host.paths import state_dir
 
-Name = Annotated[str, typer.Argument(help="A tenant's name.")]
-Note = Annotated[str, typer.Option(help="Note for operators.")]
+_HELP: Final = "Manage a running gateway."
 
 
 def build_admin() -> typer.Typer:
     """Return the commands."""
-    admin = typer.Typer(name="admin", help="Manage a running gateway.", no_args_is_help=True)
+    admin = typer.Typer(name="admin", cls=AnywhereGroup, help=_HELP, no_args_is_help=True)
     admin.callback()(_connect)
     admin.add_typer(_tenants())
-    admin.add_typer(_keys())
+    admin.add_typer(keys())
     admin.add_typer(_quotas())
     admin.add_typer(_policies())
     admin.add_typer(presets())
@@ -67,13 +67,27 @@ def _tenants() -> typer.Typer:
 
     @tenants.command("list")
     def list_tenants(context: typer.Context) -> None:
-        """List them."""
-        listed(context, "/tenants", ("id", "suspended", "note", "version"))
+        """List them, and those of the settings' keys."""
+        if (answer := fetched(context, "GET", "/tenants")) is None:
+            return
+        known = {each["id"] for each in answer["data"]}
+        rows = [{**each, "from": "store"} for each in answer["data"]]
+        rows += [
+            {"id": each, "from": "settings", "suspended": False, "note": None, "version": None}
+            for each in answer.get("configured", ())
+            if each not in known
+        ]
+        table_of(rows, ("id", "from", "suspended", "note", "version"))
 
     @tenants.command("add")
     def add(context: typer.Context, name: Name, note: Note = "") -> None:
-        """Make a tenant; one that is there already is left alone and is an error."""
-        one(context, "PUT", f"/tenants/{quote(name, safe='')}", {"note": note}, {"if-none-match": "*"})
+        """Make a tenant; one that exists is left alone and is an error."""
+        try:
+            one(context, "PUT", f"/tenants/{quote(name, safe='')}", {"note": note}, {"if-none-match": "*"})
+        except OvertakenError:
+            raise CommandError(
+                f"tenant {name!r} exists", f"kvgate admin keys add {name} adds a key; tenants list shows all"
+            ) from None
 
     @tenants.command("suspend")
     def suspend(context: typer.Context, name: Name) -> None:
@@ -91,43 +105,6 @@ def _tenants() -> typer.Typer:
         one(context, "DELETE", f"/tenants/{quote(name, safe='')}")
 
     return tenants
-
-
-def _keys() -> typer.Typer:
-    keys = typer.Typer(name="keys", help="API keys.", no_args_is_help=True)
-
-    @keys.command("list")
-    def list_keys(
-        context: typer.Context, tenant: Annotated[str | None, typer.Option(help="Only keys of this tenant.")] = None
-    ) -> None:
-        """List them; never the keys themselves."""
-        where = "" if tenant is None else f"?tenant={quote(tenant, safe='')}"
-        listed(context, f"/keys{where}", ("id", "tenant", "note", "expires_at_s", "revoked_at_s"))
-
-    @keys.command("add")
-    def add(
-        context: typer.Context,
-        tenant: Name,
-        note: Note = "",
-        expires_in_s: Annotated[float | None, typer.Option(help="Seconds until the key expires.")] = None,
-    ) -> None:
-        """Make a key and print it, this once."""
-        operator = operator_of(context)
-        body = {"tenant": tenant, "note": note, "expires_in_s": expires_in_s}
-        made = operator.client.call("POST", "/keys", body).body
-        if operator.as_json:
-            plain(json.dumps(made))
-        else:
-            plain(made["key"])
-
-    @keys.command("revoke")
-    def revoke(
-        context: typer.Context, key_id: Annotated[str, typer.Argument(help="Id of a key, as in keys list.")]
-    ) -> None:
-        """Refuse a key from now on."""
-        one(context, "DELETE", f"/keys/{quote(key_id, safe='')}")
-
-    return keys
 
 
 def _quotas() -> typer.Typer:
@@ -223,7 +200,11 @@ def _policies() -> typer.Typer:
             str, typer.Argument(help="eviction (HBM), eviction:ddr, eviction:nvme, shadow, schedule or pace.")
         ],
         name: Annotated[
-            str, typer.Argument(help="Name of the policy, for example s3fifo; for shadow a comma-separated list.")
+            str,
+            typer.Argument(
+                help="Name of the policy, for example s3fifo for eviction, fifo for schedule; for shadow a "
+                "comma-separated list."
+            ),
         ],
         param: Annotated[list[str] | None, typer.Option(help="Parameter NAME=VALUE; repeatable.")] = None,
     ) -> None:

@@ -18,8 +18,6 @@ from kvgate.display import Terminal, output, plain
 _WIDEST: Final = 4096
 """Columns of a table that is not for a terminal."""
 _ROUNDED: Final = 1000
-GATEWAY_URL: Final = "http://127.0.0.1:8000"
-GatewayUrl = Annotated[str, typer.Option(envvar="KVGATE_URL", help="Address of the gateway.")]
 AdminKey = Annotated[
     str | None, typer.Option(envvar="KVGATE_ADMIN_KEY", help="Admin key. Default: the key in the state folder.")
 ]

@@ -6,6 +6,7 @@ signal says goodbye first, so that the gateway gives the engine nothing new from
 """
 
 import asyncio
+import os
 import signal
 from http import HTTPStatus
 from typing import Annotated, Final
@@ -14,8 +15,10 @@ from urllib.parse import quote, urlsplit
 import httpx2
 import typer
 
+from kvgate.admin.address import GATEWAY_URL, GatewayUrl
 from kvgate.display import plain
 from kvgate.failure import CommandError
+from kvgate.renamed import deprecated
 
 _RENEWALS: Final = 3
 _LIMIT_S: Final = 10.0
@@ -24,26 +27,49 @@ _HOPELESS: Final = frozenset({400, 401, 404, 405, 409})
 
 
 def register(  # noqa: PLR0913 - each is one option
+    context: typer.Context,
     *,
     name: Annotated[str, typer.Argument(help="Id of the instance; keep it over restarts.")],
-    url: Annotated[str, typer.Option(help="Address at which the gateway reaches the engine.")],
-    gateway: Annotated[str, typer.Option(help="Address of the gateway.")] = "http://127.0.0.1:8000",
+    engine: Annotated[
+        str | None, typer.Option(help="Address at which the gateway reaches the engine, like http://10.0.0.7:9001.")
+    ] = None,
+    url: GatewayUrl = GATEWAY_URL,
+    gateway: Annotated[str | None, typer.Option(hidden=True)] = None,
     key: Annotated[
         str, typer.Option(envvar="KVGATE_REGISTRATION_KEY", help="The gateway's registration_key or admin key.")
     ],
     health: Annotated[
-        str | None, typer.Option(help="URL of the engine's health check. Default: --url with /health.")
+        str | None, typer.Option(help="URL of the engine's health check. Default: --engine with /health.")
     ] = None,
     ttl: Annotated[float, typer.Option(min=1, max=3600, help="Life of a lease in seconds.")] = 15.0,
 ) -> None:
     """Keep an engine registered at a gateway for as long as it is healthy."""
-    for option, value in (("--url", url), ("--gateway", gateway)):
+    engine, url = _addresses(engine, url, gateway, url_typed=_is_typed(context, "url"))
+    for option, value in (("--engine", engine), ("--url", url)):
         if urlsplit(value).scheme not in {"http", "https"} or not urlsplit(value).hostname:
             raise CommandError(
                 f"{option} {value} is not the address of a server", "write for example http://10.0.0.7:9001"
             )
-    lease = f"{gateway.rstrip('/')}/admin/v1/instances/{quote(name, safe='')}/lease"
-    asyncio.run(Registration(lease, url=url, key=key, health=health or f"{url.rstrip('/')}/health", ttl_s=ttl).run())
+    lease = f"{url.rstrip('/')}/admin/v1/instances/{quote(name, safe='')}/lease"
+    check = health or f"{engine.rstrip('/')}/health"
+    asyncio.run(Registration(lease, url=engine, key=key, health=check, ttl_s=ttl).run())
+
+
+def _addresses(engine: str | None, url: str, gateway: str | None, *, url_typed: bool) -> tuple[str, str]:
+    """Return the addresses of engine and gateway, also where they are given as earlier versions took them: --url for
+    the engine, --gateway for the gateway. Raises ``CommandError`` without an engine.
+    """
+    if engine is not None:
+        return engine, url if gateway is None else gateway
+    if not url_typed:
+        raise CommandError("no engine is given", "pass its address with --engine, like http://10.0.0.7:9001")
+    deprecated("--url for the engine with --gateway for the gateway", "--engine for the engine and --url")
+    return url, os.environ.get("KVGATE_URL", GATEWAY_URL) if gateway is None else gateway
+
+
+def _is_typed(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 class Registration:

@@ -14,8 +14,9 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from kvgate.admin.address import GATEWAY_URL, GatewayUrl
 from kvgate.admin.client import AdminClient, WrongKeyError, find_key
-from kvgate.admin.output import GATEWAY_URL, AdminKey, GatewayUrl, StateFolder
+from kvgate.admin.output import AdminKey, StateFolder
 from kvgate.display import draws_unicode, output, plain
 from kvgate.failure import CommandError
 from kvgate.host.paths import state_dir

@@ -30,9 +30,12 @@ def keys_router(changes: Changes, authenticator: Authenticator, *, clock: Callab
     async def list_keys(
         tenant: Annotated[str | None, Query(pattern=NAME_PATTERN, description="Only this tenant's.")] = None,
     ) -> KeyList:
-        """Keys of all tenants or of one, never the keys themselves. Those of the settings are not among them."""
+        """Keys of all tenants or of one, never the keys themselves; of the settings' keys the tenants alone."""
         keys = readable(key_view, await store.documents(Kind.KEY))
-        return KeyList(data=[each for each in keys if tenant in {None, each.tenant}])
+        return KeyList(
+            data=[each for each in keys if tenant in {None, each.tenant}],
+            configured=[each for each in authenticator.configured_keys if tenant in {None, each}],
+        )
 
     @router.get("/keys/{key_id}")
     async def get_key(key_id: KeyId, response: Response) -> KeyView:

@@ -27,7 +27,7 @@ def admin_routers(
 ) -> Sequence[APIRouter]:
     """Return the routes of each resource; ``more`` are the resources of other packages."""
     return (
-        tenants_router(changes, clock=clock),
+        tenants_router(changes, authenticator, clock=clock),
         keys_router(changes, authenticator, clock=clock),
         quotas_router(changes, meter),
         audit_router(changes.store),

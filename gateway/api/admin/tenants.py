@@ -5,6 +5,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Response
 
+from gateway.admission import Authenticator
 from gateway.api.admin.changes import Changes
 from gateway.api.admin.mutation import MutationOf, etag
 from gateway.api.admin.routes import admin_routes
@@ -18,15 +19,17 @@ from gateway.state.stored import field, readable
 TenantName = Annotated[str, Path(pattern=NAME_PATTERN, description="A tenant's name.")]
 
 
-def tenants_router(changes: Changes, *, clock: Callable[[], float]) -> APIRouter:
+def tenants_router(changes: Changes, authenticator: Authenticator, *, clock: Callable[[], float]) -> APIRouter:
     """Return the routes."""
     router = admin_routes("tenants")
     store = changes.store
 
     @router.get("/tenants")
     async def list_tenants() -> TenantList:
-        """All tenants that the store knows; those of the settings' keys need no entry here."""
-        return TenantList(data=readable(tenant_view, await store.documents(Kind.TENANT)))
+        """All tenants that the store knows, and those of the settings' keys, which need no entry here."""
+        return TenantList(
+            data=readable(tenant_view, await store.documents(Kind.TENANT)), configured=sorted(authenticator.configured)
+        )
 
     @router.get("/tenants/{name}")
     async def get_tenant(name: TenantName, response: Response) -> TenantView:

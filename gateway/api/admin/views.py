@@ -78,6 +78,7 @@ class TenantList(_View):
 
     object: Literal["list"] = "list"
     data: list[TenantView]
+    configured: list[str] = Field(description="Tenants of the keys in the settings.")
 
 
 class QuotaList(_View):
@@ -92,6 +93,7 @@ class KeyList(_View):
 
     object: Literal["list"] = "list"
     data: list[KeyView]
+    configured: list[str] = Field(description="The tenant of each key in the settings.")
 
 
 class AuditView(_View):

@@ -5,9 +5,13 @@ import json
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.main import get_command
 
+from kvgate.admin.anywhere import FLAGS, WITH_VALUE
+from kvgate.admin.command import build_admin
 from tests.support.command import typed
 from tests.support.fleet import CHAT, COMPLETIONS, Fleet, chat, running_fleet
 from tests.support.scripted_engine import MODEL
@@ -18,10 +22,10 @@ class Person:
 
     def __init__(self, fleet: Fleet, state_dir: Path) -> None:
         self.fleet = fleet
-        self._given = ["--url", fleet.gateway.url, "--state-dir", str(state_dir)]
+        self.given = ["--url", fleet.gateway.url, "--state-dir", str(state_dir)]
 
     async def types(self, *arguments: str, options: tuple[str, ...] = ()) -> tuple[int, str]:
-        code, out, err = await asyncio.to_thread(typed, "admin", *self._given, *options, *arguments)
+        code, out, err = await asyncio.to_thread(typed, "admin", *self.given, *options, *arguments)
         return code, out + err
 
     async def gets(self, *arguments: str) -> object:
@@ -40,9 +44,12 @@ async def test_a_tenant_gets_a_key_and_a_quota_and_loses_them(person: Person) ->
     assert (await person.types("tenants", "add", "acme", "--note", "first"))[0] == 0
     code, said = await person.types("tenants", "add", "acme")
     assert code == 1
-    assert "tenant 'acme' has the ETag" in said
+    assert said.startswith("kvgate: tenant 'acme' exists\n")
     code, key = await person.types("keys", "add", "acme")
     assert code == 0
+    key, _, told = key.partition("\n")
+    assert told.startswith("This is the first key: from now on the gateway refuses requests without a known key")
+    assert len((await person.types("keys", "add", "acme"))[1].splitlines()) == 1, "it is not the first one"
     headers = {"authorization": f"Bearer {key.strip()}"}
     async with person.fleet.gateway.post(CHAT, chat(), **headers) as answer:
         assert answer.status == 200
@@ -59,6 +66,60 @@ async def test_a_tenant_gets_a_key_and_a_quota_and_loses_them(person: Person) ->
     async with person.fleet.gateway.post(CHAT, chat(), **headers) as answer:
         assert answer.status == 401
     assert "delete" in (await person.types("audit"))[1]
+
+
+async def test_revoking_the_last_valid_key_tells_that_every_request_is_refused_now(person: Person) -> None:
+    await person.types("tenants", "add", "acme")
+    for _ in range(2):
+        assert (await person.types("keys", "add", "acme"))[0] == 0
+    listed = await person.gets("keys", "list")
+    assert isinstance(listed, dict)
+    first, last = (each["id"] for each in listed["data"])
+    assert "No valid key is left" not in (await person.types("keys", "revoke", first))[1]
+    code, said = await person.types("keys", "revoke", last)
+    assert (code, said.splitlines()[-1][:23]) == (0, "No valid key is left: t")
+    async with person.fleet.gateway.post(CHAT, chat()) as answer:
+        assert answer.status == 401
+
+
+async def test_tenants_and_keys_of_the_settings_are_listed_as_such(tmp_path: Path) -> None:
+    keys = [{"key": "sk-of-settings-1", "tenant": "acme"}, {"key": "sk-of-settings-2", "tenant": "beta"}]
+    async with running_fleet(tmp_path, api_keys=keys) as fleet:
+        person = Person(fleet, tmp_path)
+        assert "This is the first key" not in (await person.types("keys", "add", "acme"))[1]
+        assert (await person.types("tenants", "add", "beta"))[0] == 0
+        tenants = [line.split()[:2] for line in (await person.types("tenants", "list"))[1].splitlines()]
+        assert tenants == [["id", "from"], ["beta", "store"], ["acme", "settings"]]
+        rows = [line.split() for line in (await person.types("keys", "list"))[1].splitlines()]
+        assert [row[1:3] for row in rows] == [
+            *(["tenant", "from"], ["acme", "store"], ["acme", "settings"], ["beta", "settings"])
+        ]
+        of_one = await person.gets("keys", "list", "--tenant", "beta")
+        assert of_one == {"object": "list", "data": [], "configured": ["beta"]}
+        (made,) = [row[0] for row in rows if row[2] == "store"]
+        assert "No valid key is left" not in (await person.types("keys", "revoke", made))[1]
+
+
+async def test_the_options_of_admin_stand_before_or_after_its_commands(person: Person) -> None:
+    url, folder = person.fleet.gateway.url, person.given[-1]
+    for words in (
+        ["--json", "--url", url, "--state-dir", folder, "tenants", "list"],
+        ["tenants", "list", "--url", url, f"--state-dir={folder}", "--json"],
+        ["tenants", "--url", url, "list", "--json", "--state-dir", folder],
+    ):
+        answer = await asyncio.to_thread(typed, "admin", *words)
+        assert (answer.code, json.loads(answer.out)) == (0, {"object": "list", "data": [], "configured": []})
+
+
+def test_no_command_of_admin_has_an_option_of_the_group() -> None:
+    def options(command: Any) -> set[str]:
+        own = {each for parameter in command.params for each in parameter.opts}
+        return own.union(*map(options, getattr(command, "commands", {}).values()))
+
+    group = get_command(build_admin())
+    shared = {each for parameter in group.params for each in parameter.opts}
+    assert shared >= WITH_VALUE | FLAGS
+    assert not set().union(*map(options, group.commands.values())) & (WITH_VALUE | FLAGS)  # type: ignore[attr-defined]
 
 
 async def test_the_fleet_is_told(person: Person) -> None:

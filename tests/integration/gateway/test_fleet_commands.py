@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from kvgate.app import build_app
 from tests.support.admin import ADMIN_KEY, Admin
+from tests.support.command import typed
 from tests.support.fleet import running_fleet
 from tests.support.running_gateway import RunningGateway, eventually, running_gateway
 from tests.support.scripted_engine import MODEL, ScriptedEngine
@@ -42,7 +43,7 @@ async def test_an_engine_is_registered_while_it_is_healthy_and_deregisters(tmp_p
         ScriptedEngine().started() as engine,
         running_gateway(tmp_path, admin_key=ADMIN_KEY, registration_key=KEY) as gateway,
     ):
-        process = await kvgate("register", "side", "--url", engine.url, "--gateway", gateway.url, "--ttl", "1.5")
+        process = await kvgate("register", "side", "--engine", engine.url, "--url", gateway.url, "--ttl", "1.5")
         try:
             await eventually(lambda: _are(gateway, ["side"]), LIMIT_S)
             await gateway.usable(1)
@@ -73,9 +74,15 @@ async def test_an_engine_that_is_refused_is_told_why_and_does_not_try_for_ever(t
     ):
         code, text = await said(await kvgate("register", "side", "--url", engine.url, "--gateway", gateway.url))
         assert code == 1
+        assert "is deprecated: use --engine for the engine and --url" in text
         assert "outside the allowed networks" in text
-        code, text = await said(await kvgate("register", "side", "--url", "engine", "--gateway", gateway.url))
-        assert (code, "--url engine is not the address of a server" in text) == (1, True)
+        code, text = await said(await kvgate("register", "side", "--engine", "engine", "--url", gateway.url))
+        assert (code, "--engine engine is not the address of a server" in text) == (1, True)
+
+
+def test_an_engine_to_register_is_needed() -> None:
+    answer = typed("register", "side", "--key", KEY, KVGATE_URL="http://127.0.0.1:1")
+    assert (answer.code, answer.err.splitlines()[0]) == (1, "kvgate: no engine is given")
 
 
 async def test_the_fleet_is_managed_from_the_command_line(tmp_path: Path) -> None:

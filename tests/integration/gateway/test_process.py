@@ -228,3 +228,20 @@ async def test_without_file_descriptors_it_says_so_once_and_blames_no_instance(t
             _, log = await asyncio.wait_for(process.communicate(), 60)
     assert [line for line in log.decode().splitlines() if "unhealthy" in line or "can't be reached" in line] == []
     assert len([line for line in log.decode().splitlines() if "file descriptors" in line]) == 1, "it is over"
+
+
+async def test_a_gateway_without_instances_names_the_ways_to_add_one(tmp_path: Path) -> None:
+    logs = []
+    for number, settings in enumerate(({}, {"KVGATE_INSTANCES": '[{"id": "a", "url": "http://127.0.0.1:1"}]'})):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        process = await start(folder, **settings)
+        url = await listening(process)
+        async with aiohttp.ClientSession() as session, session.get(url + "/healthz") as answer:
+            assert answer.status == 200
+        process.send_signal(signal.SIGTERM)
+        logs.append((await asyncio.wait_for(process.communicate(), 60))[1].decode())
+    assert (
+        "no instances are configured: requests get 503 until one is added, with kvgate admin instances add" in logs[0]
+    )
+    assert "no instances are configured" not in logs[1]

@@ -55,7 +55,7 @@ def test_the_list_of_commands_imports_none_of_them() -> None:
         (["doctor", "--hardware", "x"], {"gateway", "httpx2"}),
         (["admin", "--url", "http://127.0.0.1:1", "--admin-key", "k" * 32, "tenants", "list"], {"engines"}),
         (["top", "--once", "--url", "http://127.0.0.1:1", "--admin-key", "k" * 32], {"engines"}),
-        (["register", "a", "--url", "http://127.0.0.1:1", "--gateway", "x", "--key", "k"], {"engines", "gateway"}),
+        (["register", "a", "--engine", "http://127.0.0.1:1", "--url", "x", "--key", "k"], {"engines", "gateway"}),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
