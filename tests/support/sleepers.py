@@ -26,9 +26,9 @@ class Got:
 
 
 def post(url: str, path: str, body: Mapping[str, Any] | None = None, *, salt: str = "") -> Got:
-    """Send JSON and return what came, whatever its status."""
+    """Send JSON, or no body, and return what came, whatever its status."""
     headers = {"content-type": "application/json"} | ({CACHE_SALT_HEADER: salt} if salt else {})
-    data = json.dumps({} if body is None else body).encode()
+    data = b"" if body is None else json.dumps(body).encode()
     request = urllib.request.Request(f"{url}{path}", data, headers)  # noqa: S310 - our own
     try:
         with urllib.request.urlopen(request, timeout=WITHIN_S) as response:  # noqa: S310 - our own

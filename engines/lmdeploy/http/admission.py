@@ -185,7 +185,12 @@ def validate_json_request(original: Callable[[Request], None]) -> Callable[[Requ
 
     async def validate_json_request(raw_request: Request) -> None:
         original(raw_request)
-        body = await raw_request.json()  # kept by the request, so that nothing is parsed twice
+        if not await raw_request.body():  # a route whose fields are in its query
+            return
+        try:
+            body = await raw_request.json()  # kept by the request, so that nothing is parsed twice
+        except (ValueError, RecursionError) as error:
+            raise _bad_request(f"the request body is not JSON: {error}") from error
         if not isinstance(body, dict):
             return
         if getattr(raw_request.app.state, _TICKETS_ONLY, False):
