@@ -83,7 +83,7 @@ class Unzstd:
 _DECODERS: Final[dict[bytes, Callable[[], _Decoder]]] = {
     b"gzip": Inflate,
     b"x-gzip": Inflate,
-    b"deflate": Inflate,
+    b"deflate": partial(Inflate, may_be_raw=True),
     b"zstd": Unzstd,
 }
 _NONE: Final = frozenset({b"", b"identity"})

@@ -37,6 +37,24 @@ def test_what_was_encoded_comes_out_in_one_member_or_several(coding: bytes, piec
     assert decode(b"".join(map(encode, pieces)), coding, limit_bytes=LIMIT) == whole
 
 
+def raw_deflate(data: bytes) -> bytes:
+    """Without the header and the checksum of zlib, as some clients send it."""
+    made = zlib.compressobj(wbits=-15)
+    return made.compress(data) + made.flush()
+
+
+@given(st.lists(texts, min_size=1, max_size=4), st.data())
+def test_deflate_may_come_without_its_header(pieces: list[bytes], data: st.DataObject) -> None:
+    whole = b"".join(pieces)
+    body = raw_deflate(whole)
+    assert decode(body, b"deflate", limit_bytes=LIMIT) == whole
+    assert decode(b"".join(map(raw_deflate, pieces)), b"deflate", limit_bytes=LIMIT) == whole
+    with pytest.raises(InvalidRequestError, match=r"cut off|is not"):
+        decode(body[: data.draw(st.integers(0, len(body) - 1))], b"deflate", limit_bytes=LIMIT)
+    with pytest.raises(InvalidRequestError, match="is not gzip"):
+        decode(raw_deflate(b"text " * 9), b"gzip", limit_bytes=LIMIT)
+
+
 @pytest.mark.parametrize("coding", sorted(ENCODERS))
 def test_a_body_is_decoded_a_part_at_a_time(coding: bytes) -> None:
     whole = random.Random(1).randbytes(6 << 20)  # noqa: S311 - reproducible, not secret
