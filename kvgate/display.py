@@ -4,13 +4,18 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, Final
 
 from rich.console import Console
 from rich.markup import escape
+from rich.measure import Measurement
+from rich.table import Table
 
 from kvgate.charset import is_utf8, locale_is_utf8
 from kvgate.failure import CommandError
+
+_WIDEST: Final = 4096
+"""Columns of a table that is not for a terminal."""
 
 
 def draws_unicode(console: Console) -> bool:
@@ -66,6 +71,20 @@ def _writing() -> Iterator[None]:
             os.dup2(nowhere, sys.stdout.fileno())  # or what is left would fail once more when the process ends
             os.close(nowhere)
         raise CommandError(f"cannot write to standard output: {error.strerror or error}") from error
+
+
+def print_table(table: Table, *, wraps: bool = True) -> None:
+    """Print a table: cells wrap in a terminal where ``wraps``; a pipe gets a line for each row. Titles never wrap."""
+    if table.title is not None:
+        output.print(table.title, style="table.title", soft_wrap=True)
+        table.title = None
+    if wraps and output.is_terminal:
+        output.print(table)
+        return
+    for column in table.columns:
+        column.no_wrap = True
+    table.width = Measurement.get(output, output.options.update(max_width=_WIDEST), table).maximum
+    output.print(table, crop=False)
 
 
 def note(text: str) -> None:

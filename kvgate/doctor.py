@@ -19,7 +19,7 @@ from rich.table import Table
 
 from kvcontrol.presets import Preset, Presets
 from kvgate.boards import checking
-from kvgate.display import output, plain, write_out
+from kvgate.display import plain, print_table, write_out
 from kvgate.engine.extra import ENGINE_ADVICE
 from kvgate.engine.finding import Finding, Verdict, is_fit
 from kvgate.engine.fit import NOT_MEASURED, Machine, examine_preset, unmeasured_keys
@@ -69,7 +69,7 @@ def doctor(  # noqa: PLR0913 - each is one option
         shipped = Presets.shipped()
         _write_json(findings, presets=list(shipped.workloads), hardware=list(shipped.hardware))
     else:
-        output.print(_table(findings))
+        print_table(_table(findings))
         plain(_preset_names())
     raise typer.Exit(0 if is_fit(findings) else 1)
 
@@ -94,9 +94,9 @@ def _examine_preset(
         )
     else:
         plain(f"{chosen.name} on {chosen.hardware}: {chosen.summary}\n")
-        output.print(_values_table(chosen))
+        print_table(_values_table(chosen))
         plain("\nValues for one engine. Comparison with this machine:\n")
-        output.print(_table([finding for finding in findings if finding.check != NOT_MEASURED]))
+        print_table(_table([finding for finding in findings if finding.check != NOT_MEASURED]))
     raise typer.Exit(0 if is_fit(findings) else 1)
 
 

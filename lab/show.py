@@ -1,13 +1,7 @@
-"""Prints a report: as JSON, as Markdown, or as tables as wide as they are."""
+"""Prints a report: as JSON, as Markdown, or as tables."""
 
-from typing import Final
-
-from rich.measure import Measurement
-
-from kvgate.display import output, write_out
+from kvgate.display import print_table, write_out
 from lab.report import Report
-
-_MAX_WIDTH: Final = 250
 
 
 def show(report: Report, *, as_json: bool = False, as_markdown: bool = False) -> None:
@@ -18,5 +12,4 @@ def show(report: Report, *, as_json: bool = False, as_markdown: bool = False) ->
         write_out(report.as_markdown())
     else:
         for table in report.as_tables():
-            table.width = Measurement.get(output, output.options.update(max_width=_MAX_WIDTH), table).maximum
-            output.print(table, crop=False)
+            print_table(table, wraps=False)

@@ -8,15 +8,12 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
-from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
 from kvgate.admin.client import AdminClient
-from kvgate.display import Terminal, output, plain
+from kvgate.display import plain, print_table
 
-_WIDEST: Final = 4096
-"""Columns of a table that is not for a terminal."""
 _ROUNDED: Final = 1000
 AdminKey = Annotated[
     str | None, typer.Option(envvar="KVGATE_ADMIN_KEY", help="Admin key. Default: the key in the state folder.")
@@ -63,7 +60,7 @@ def show(operator: Operator, answer: Any) -> None:
         plain("done")
     else:
         for name, value in answer.items():
-            plain(f"{name}: {text_of(value)}")
+            plain(f"{_heading(name)}: {_cell(name, value)}")
 
 
 def fetched(context: typer.Context, method: str, path: str, body: Any = None) -> Any:
@@ -88,23 +85,17 @@ def table_of(rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> None:
     A column named ``..._at_s`` is shown as local time, one named ``..._s`` in seconds.
     """
     table = Table(box=None, pad_edge=False)
-    wraps = output.is_terminal
     for name in columns:
         values = [row[name] for row in rows]
         is_number = any(map(_is_number, values)) and not name.endswith("_at_s")
-        table.add_column(
-            name.removesuffix("_at_s").removesuffix("_s").replace("_", " "),
-            justify="right" if is_number else "left",
-            overflow="fold",
-            no_wrap=not wraps,
-        )
+        table.add_column(_heading(name), justify="right" if is_number else "left", overflow="fold")
     for row in rows:
         table.add_row(*(_cell(column, row[column]) for column in columns))
-    if wraps:
-        output.print(table)
-    else:
-        width = Measurement.get(output, output.options.update(max_width=_WIDEST), table).maximum
-        Terminal(file=output.file, width=width, highlight=False).print(table)
+    print_table(table)
+
+
+def _heading(name: str) -> str:
+    return name.removesuffix("_at_s").removesuffix("_s").replace("_", " ")
 
 
 def text_of(value: Any) -> str:

@@ -45,6 +45,9 @@ def conformance(  # noqa: PLR0913 - each is one option
     from lab.conformance.own import own_gateway
     from lab.conformance.runner import CASES, UnreachableError, run
 
+    if list_cases and as_json:
+        write_out(json.dumps([{"id": each.id, "about": each.about, "seen": each.seen} for each in CASES], indent=2))
+        return
     if list_cases:
         for each in CASES:
             output.print(f"{each.id:30} {each.about} (seen: {each.seen})", markup=False, soft_wrap=True)

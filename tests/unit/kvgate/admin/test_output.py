@@ -4,7 +4,7 @@ from datetime import datetime
 
 import pytest
 
-from kvgate.admin.output import table_of, text_of
+from kvgate.admin.output import Operator, show, table_of, text_of
 
 LONG = "http://" + "a" * 300 + ".example:8000"
 
@@ -27,6 +27,15 @@ def test_times_are_local_durations_have_their_unit_and_markup_is_text(capsys: py
     local = datetime.fromtimestamp(1_700_000_000).astimezone().strftime("%Y-%m-%d %H:%M:%S")
     assert row.split("  ")[0].strip() == local
     assert row.split()[2:] == ["12.3", "s", "[red]x[/]"]
+
+
+def test_one_answer_has_the_same_times_and_units(capsys: pytest.CaptureFixture[str]) -> None:
+    operator = Operator(connect=lambda: pytest.fail("it is not asked"), as_json=False)
+    show(operator, {"id": "a", "created_at_s": 1_700_000_000.5, "revoked_at_s": None, "left_s": 12.34, "in_flight": 3})
+    local = datetime.fromtimestamp(1_700_000_000).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    assert capsys.readouterr().out.splitlines() == [
+        *("id: a", f"created: {local}", "revoked: -", "left: 12.3 s", "in flight: 3")
+    ]
 
 
 @pytest.mark.parametrize(
