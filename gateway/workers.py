@@ -65,7 +65,7 @@ class Workers:
         self._code = 0
 
     def run(self) -> int:
-        """Run, and return the exit code: 0 after a stop signal, a worker's own when none of its starts succeeds."""
+        """Run until a stop signal, and return 0; or return the exit code of a worker that never starts."""
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._stop)
         watched, held = os.pipe()

@@ -143,8 +143,8 @@ def _instance_in_part(error: UnreadableDocumentError, before: InstanceBody | Non
 class DirectoryKeeper:
     """Reads the directory again when the store has changed, here or in another gateway, and passes it to ``publish``.
 
-    While the store can't be read, what is known holds for ``trust_s``. Then ``expire`` is called, since a key may
-    have been revoked meanwhile.
+    While the store can't be read, the last directory stays in force for ``trust_s``. Then ``expire`` is called, since
+    a key may have been revoked meanwhile.
     """
 
     def __init__(  # noqa: PLR0913 - wired once, by name
@@ -213,7 +213,7 @@ class DirectoryKeeper:
 
     def _report_unavailable(self, error: StoreUnavailableError) -> None:
         if self._trusted:
-            means = f"stored keys are accepted as they are known for {self._trust_s:g} s after the last look"
+            means = f"stored keys are accepted as last read, for {self._trust_s:g} s after the last read"
         else:
             means = f"stored keys are refused with 503, since they could not be confirmed for {self._trust_s:g} s"
         self._problems.report(ProblemKind.STORE, "store", f"the store can't be read: {error}; {means}")

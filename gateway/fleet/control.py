@@ -70,7 +70,7 @@ class InstanceControl:
             ) from None
 
     async def _once(self, instance: Instance, method: str, path: str, body: Any) -> bytes:
-        """Send once, and again if a pooled connection turns out to be dead."""
+        """Send once, and again if a pooled connection was dead."""
         try:
             return await self._sent(instance, method, path, body)
         except _DroppedError as dropped:

@@ -72,7 +72,7 @@ class ShadowEvidence:
     def observe(self, now_s: float, counted: Mapping[InstanceId, Mapping[str, Counted]]) -> None:
         """End a period with the counters of all instances that could be read.
 
-        An instance counts where it was read before with the same candidates and has not begun anew.
+        An instance counts if it was read before with the same candidates and has not restarted.
         """
         sums: dict[str, list[int]] = {}
         for instance, now in counted.items():

@@ -307,7 +307,7 @@ class FleetKeeper:
         must_restore = bool(self._swap.to_restore(instance.id))
         try:
             choice = await self._swap.look(instance)
-        except InstanceControlError as error:  # it may have no policies; health checks report an instance that is away
+        except InstanceControlError as error:  # it may have no policies; health checks report a dead instance
             if error.silent:
                 sent.silent_until_s = self._clock() + self._swap.longest_s
             for each in policies:

@@ -4,7 +4,7 @@ Two phases. First the gateway reads the policies of every instance: where it can
 before anything was changed. Then it sends the new policy to all at once; each instance builds the new policy from the
 old one's blocks and swaps in one step, or refuses and stays as it was. When one refuses, the gateway restores the
 earlier policy of those that have changed. It sends that policy to an instance that did not answer, too: that instance
-may have changed. The keeper goes on sending it until the instance runs it.
+may have changed. The keeper sends it again until the instance runs it.
 
 So a change takes at most the time of three calls: read, send, restore.
 

@@ -63,7 +63,7 @@ def differences(stats: InstanceStats, preset: Preset) -> Mapping[str, Difference
 
 
 def _size(tier: TierStats | None, wanted: int | None) -> tuple[int | None, int | None]:
-    """A tier has whole blocks: one that holds as many as fit into the wanted size has that size."""
+    """A tier has whole blocks: with as many as fit into the wanted size it has that size."""
     if tier is None or wanted is None or tier.block_bytes <= 0:
         return None if tier is None else tier.capacity_blocks * tier.block_bytes, wanted
     present = tier.capacity_blocks * tier.block_bytes

@@ -85,7 +85,7 @@ class Rescue:
             _subject(operation),
             f"the gateway that began to {what} has ended; this gateway undoes the change"
             if operation.action.outcome == _BEGUN
-            else f"the rollback of {what} did not reach every instance; this gateway goes on with it",
+            else f"the rollback of {what} did not reach every instance; this gateway continues it",
         )
         note = read_note(operation.note)
         for each in note.policies:

@@ -33,8 +33,8 @@ def make_key() -> NewKey:
 class KeyDigest:
     """Digests of keys under one gateway secret; the same over restarts and replicas that share it.
 
-    ``hmac.digest`` makes both hashes of HMAC (RFC 2104) anew and takes five times as long as copies of what is the same
-    each time.
+    ``hmac.digest`` computes both hashes of HMAC (RFC 2104) from the start and takes five times as long as a copy of
+    the first part.
     """
 
     def __init__(self, secret: bytes) -> None:

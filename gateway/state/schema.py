@@ -1,8 +1,8 @@
 """The schema of the store, its version, and the migrations between versions.
 
 Gateways of two neighbouring versions share a store while they are upgraded: a migration may only add what the version
-before ignores. Each migration states the oldest version that may go on using the store after it. A version that is
-older than that does not start, and a running one answers that the store can't be used.
+before ignores. Each migration states the oldest version that may use the store after it. An older version than
+that does not start, and a running one reports the store as unavailable.
 """
 
 from collections.abc import Sequence

@@ -9,7 +9,7 @@ import logging
 import os
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from time import time
 
@@ -41,23 +41,23 @@ class SqliteDatabase:
     def __init__(self, file: SqliteFile, *, busy_s: float = CALL_LIMIT_S, clock: Callable[[], float] = time) -> None:
         self._file = file
         self._clock = clock
-        with _full_disk_named(file.path.parent):
+        uri = file.path.absolute().as_uri()
+        with _full_disk_named(file.path.parent), ExitStack() as opened:
             self.check()
-            uri = file.path.absolute().as_uri()
-            self._connection = sqlite3.connect(f"{uri}?mode=rw", uri=True, timeout=busy_s, isolation_level=None)
-            self._reader = sqlite3.connect(f"{uri}?mode=ro", uri=True, isolation_level=None)
-            try:
-                self.check()
-                self.execute("PRAGMA journal_mode = WAL")
-                self.execute("PRAGMA synchronous = FULL")
-                self._connection.create_function("kvgate_clock", 0, clock)
-                self._reader.execute("SELECT 1 FROM sqlite_master").fetchall()
-                self._log = file.log
-                file.connected()
-            except BaseException:
-                self._reader.close()
-                self._connection.close()
-                raise
+            self._connection = opened.enter_context(
+                closing(sqlite3.connect(f"{uri}?mode=rw", uri=True, timeout=busy_s, isolation_level=None))
+            )
+            self._reader = opened.enter_context(
+                closing(sqlite3.connect(f"{uri}?mode=ro", uri=True, isolation_level=None))
+            )
+            self.check()
+            self.execute("PRAGMA journal_mode = WAL")
+            self.execute("PRAGMA synchronous = FULL")
+            self._connection.create_function("kvgate_clock", 0, clock)
+            self._reader.execute("SELECT 1 FROM sqlite_master").fetchall()
+            self._log = file.log
+            file.connected()
+            opened.pop_all()
 
     @property
     def serial(self) -> str:

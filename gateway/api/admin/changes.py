@@ -263,7 +263,7 @@ class Changes:
     async def delete(
         self, kind: Kind, name: str, *, mutation: Mutation, target: str, missing: Callable[[], ApiError]
     ) -> Response:
-        """Take one document away; raises ``ApiError``, ``missing`` where there is none."""
+        """Delete one document; raises ``ApiError``, ``missing`` where there is none."""
 
         async def attempt() -> Response:
             if (replayed := await self.replayed(mutation)) is not None:

@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 class Operation:
     """An operation in progress: the number of its audit entry, and whether the store knows its outcome.
 
-    ``noted`` is whether instances may have been changed; ``unfinished``, whether some may still have to go back.
+    ``noted`` is whether instances may have changed; ``unfinished``, whether some may not have gone back.
     """
 
     number: int

@@ -44,14 +44,14 @@ _NOTHING = Choice(policies={}, available={}, strategies={}, fences=None, first={
 
 
 class StepView(BaseModel):
-    """What became of a change on one instance, and why."""
+    """The outcome of a change on one instance, and its reason."""
 
     step: str
     reason: str
 
 
 class PolicyView(PolicyBody):
-    """The policy that all instances are kept at, and what became of the last change on each."""
+    """The stored policy of all instances, and the outcome of the last change on each."""
 
     kind: str
     version: int
@@ -116,7 +116,7 @@ def policies_router(
 
     @router.get("/policies")
     async def list_policies() -> PolicyList:
-        """What all instances should run, and what each does run."""
+        """The stored policies, and those that each instance runs."""
         present = registry.reporting()
         answers = await asyncio.gather(*(_ask(swap, each) for each in present))
         reports = keeper.report()
@@ -136,7 +136,7 @@ def policies_router(
 
     @router.get("/policies/{kind}")
     async def get_policy(kind: PolicyKind, response: Response) -> PolicyView:
-        """The policy of a kind that all instances are kept at."""
+        """The stored policy of a kind for all instances."""
         found = await store.document(Kind.POLICY, kind)
         if found is None:
             raise NotFoundError(f"no policy of kind {kind!r} is stored", code="policy_not_found")
@@ -190,7 +190,7 @@ def _add_swap(router: APIRouter, changes: Changes, registry: Registry, swap: Pol
                     )
                 except Exception:
                     back = await swap.roll_back(instances, report)
-                    operation.unfinished = back.unfinished  # somebody else's change came first, or the store is away
+                    operation.unfinished = back.unfinished  # another change came first, or the store is unavailable
                     raise
 
 

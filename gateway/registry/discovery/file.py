@@ -1,7 +1,7 @@
 """A YAML or JSON file with a list of ``{id, url}``, read again whenever it changes.
 
-Written by whatever manages the machines. It is read whole or not at all: a file that can't be read, is empty, or has
-an entry that is no instance, changes nothing and is said once.
+The software that manages the machines writes it. The gateway reads the whole file or nothing: a file that can't be
+read, is empty, or has an entry that is no instance, changes nothing and is reported once.
 """
 
 import asyncio

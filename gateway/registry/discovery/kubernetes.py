@@ -35,7 +35,7 @@ _CONNECT_S = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KubernetesAccess:
-    """Where the API server is, and who asks. The token is read anew for each request: it is rotated."""
+    """The address of the API server, and the credentials. The token is read for each request: it is rotated."""
 
     url: str
     token_file: Path | None

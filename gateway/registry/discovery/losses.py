@@ -1,4 +1,4 @@
-"""Decides whether a source may take instances away: at most half of them within a window, more only once that lasted.
+"""Decides whether a source may remove instances: at most half of them in a window, more if the loss lasts.
 
 Pure: the caller passes the time. An instance is lost if the source no longer contains its URL, also where its id stays.
 A loss counts for the whole window, so that several small losses add up. A larger loss is accepted after a whole window
@@ -52,7 +52,7 @@ class LossWindow:
         return Loss(lost=lost, of=len(before), until=until)
 
     def interrupt(self) -> None:
-        """Note that the source can't be read: a loss that is not accepted yet has to last anew."""
+        """Note that the source can't be read: a loss that is not accepted yet starts its window again."""
         self._since = None
 
     def _accept(self, there: dict[Endpoint, InstanceSpec], *, left_at: float) -> None:
