@@ -12,24 +12,26 @@ with ``stream`` every step is one, and tells the listener.
 
 As LMDeploy's PyTorch engine, which it stands for, does: what waits is admitted in order (``waiting.py``) as long as
 there are places in the batch and blocks for all of its prompt; a prefill step takes several prompts, up to
-``max_prefill_tokens``, or so much of one that is longer, and short ones pass long ones (``turns.py``); between two
-steps, those that are answering make one. A prompt's last token is always computed. Blocks are cached from the step on
-that fills them; blocks that decoding fills, when the sequence next needs room. A sequence that needs a block when there
-is none makes way for the others: the one that came last goes back to the head of the line and computes anew what it
-doesn't find in the cache.
+``max_prefill_tokens``, or so much of one that is longer, and short ones pass long ones (``prefill_order.py``);
+between two steps, those that are answering make one, or as many as the pace asks for (``pacing.py``). A prompt's last
+token is always computed. Blocks are cached from the step on that fills them; blocks that decoding fills, when the
+sequence next needs room. A sequence that needs a block when there is none makes way for the others: the one that came
+last goes back to the head of the line and computes anew what it doesn't find in the cache.
 """
 
 import heapq
 import math
 import random
 from collections import deque
-from dataclasses import dataclass
 from typing import Final
 
+from engines.sim.admission import Admission
 from engines.sim.batch import DecodeBatch
 from engines.sim.behaviour import Behaviour, Pace
 from engines.sim.counters import Counters
 from engines.sim.decoding import Decoder, Span
+from engines.sim.front import Front
+from engines.sim.pacing import Prompts, SimPacer
 from engines.sim.pool import PrefixPool
 from engines.sim.prefill_order import PrefillOrder
 from engines.sim.profile import Profile
@@ -37,25 +39,14 @@ from engines.sim.room import need_room
 from engines.sim.sequence import Listener, Phase, SimRequest, SimSequence
 from engines.sim.sequence_blocks import SequenceBlocks
 from engines.sim.sink import BlockSink, SilentSink
-from engines.sim.tiers import MakePolicy, SimTiers
+from engines.sim.tiers import MakePolicy, SimTiers, shipped_policy
 from engines.sim.waiting import SimWaiting
-from kvcontrol.core.blocks import CacheTier
+from engines.sim.work import Prefill, Wait
 from kvcontrol.core.integrity import must
-from kvcontrol.kv_policy import EvictionPolicy, make_policy
+from kvcontrol.scheduler_ir.pacing import Reason, StepCommand
 
 _NEVER: Final = math.inf
-
-
-@dataclass(slots=True)
-class _Prefill:
-    end_s: float
-    seconds: float
-    chunks: list[tuple[SimSequence, int]]
-
-
-@dataclass(slots=True)
-class _Wait:
-    end_s: float
+_WHOLE: Final = StepCommand(is_prefill=True, reason=Reason.NOBODY_ANSWERS)
 
 
 class SimEngine:
@@ -72,7 +63,7 @@ class SimEngine:
         make: MakePolicy | None = None,
     ) -> None:
         shape, behaviour = profile.engine, behaviour or Behaviour()
-        sink, make = sink or SilentSink(), make or _shipped
+        sink, make = sink or SilentSink(), make or shipped_policy
         self.profile = profile
         self.counters = Counters()
         self.pool = PrefixPool(
@@ -87,7 +78,7 @@ class SimEngine:
                 shape,
                 profile.links,
                 sink=sink,
-                make_policy=make,
+                make=make,
                 rng=random.Random(f"{behaviour.seed} tiers"),  # noqa: S311
                 corrupt_share=behaviour.corrupt_share,
             )
@@ -105,11 +96,19 @@ class SimEngine:
         self.gaps = self._decoder.gaps
         """Pauses between the tokens of answers."""
         self._leaving: list[SimSequence] = []
-        self._work: _Prefill | Span | _Wait | None = None
-        self._decode_next = False
-        self._prefill_order = PrefillOrder(shape.max_prefill_tokens)
-
-    # What somebody who drives it calls.
+        self._front = Front(profile.time, behaviour.slow)
+        self._admission = Admission(shape, self.pool, self.tiers, self.blocks, self.queue, self.counters)
+        self._work: Prefill | Span | Wait | None = None
+        self._overlapped: Prefill | None = None
+        """A chunk that is computed beside decode steps."""
+        self._pacer = SimPacer(
+            shape.pace,
+            profile.time,
+            block_tokens=shape.block_tokens,
+            most_tokens=shape.max_prefill_tokens,
+            max_batch=shape.max_batch,
+        )
+        self._prefill_order = PrefillOrder(shape.max_prefill_tokens, self._pacer.overtaken_share)
 
     @property
     def next_event_s(self) -> float:
@@ -124,7 +123,7 @@ class SimEngine:
     @property
     def waiting(self) -> int:
         """Sequences that have none."""
-        return len(self.queue)
+        return len(self.queue) + len(self._front)
 
     @property
     def idle(self) -> bool:
@@ -138,11 +137,18 @@ class SimEngine:
         self._number += 1
         self.counters.requests += 1
         sequence = SimSequence(request=request, number=self._number, arrived_s=now_s, target=request.prompt_tokens)
-        self.queue.came(sequence)
-        if self._work is None or isinstance(self._work, _Wait):
+        if (through_s := self._front.enter(sequence, now_s)) > now_s:
+            self._decoder.cut(self._work, through_s)
+        else:
+            self.queue.came(sequence)
+        if self._work is None or isinstance(self._work, Wait):
             self._work = None
             self._begin(now_s)
-        elif (running := self.running) < self._shape.max_batch and self.queue.first(now_s, running) is sequence:
+        elif (
+            sequence.phase is Phase.WAITING
+            and (running := self.running) < self._shape.max_batch
+            and self.queue.first(now_s, running) is sequence
+        ):
             self._decoder.cut(self._work, now_s)
         return sequence
 
@@ -151,12 +157,15 @@ class SimEngine:
         self.advance(now_s)
         if sequence.phase is Phase.ENDED:
             return
-        if sequence.phase is Phase.WAITING:
+        if sequence.phase is Phase.ARRIVING:
+            self._front.cancel(sequence)
+        elif sequence.phase is Phase.WAITING:
             self.queue.left(sequence)
         elif sequence.phase is Phase.PREFILLING:
             self._prefilling.remove(sequence)
-            if isinstance(self._work, _Prefill):  # its chunk is computed all the same, for nobody
-                self._work.chunks = [each for each in self._work.chunks if each[0] is not sequence]
+            for work in (self._work, self._overlapped):
+                if isinstance(work, Prefill):
+                    work.leave_out(sequence)
         elif sequence.phase is Phase.LOADING:
             self._loading = [each for each in self._loading if each[2] is not sequence]
             heapq.heapify(self._loading)
@@ -167,7 +176,7 @@ class SimEngine:
         sequence.phase = Phase.ENDED
         self.blocks.let_go(sequence)
         self.counters.cancelled += 1
-        if isinstance(self._work, _Wait):
+        if isinstance(self._work, Wait):
             self._work = None
             self._begin(now_s)
 
@@ -179,9 +188,10 @@ class SimEngine:
             self.now_s = end_s
             self._work = None
             match work:
-                case _Prefill():
+                case Prefill():
                     self._prefilled(work)
                 case Span():
+                    self._pacer.decoded(work.steps)
                     for sequence in self._decoder.ended(work, self._listener):
                         self._end(sequence, end_s)
             self._begin(end_s)
@@ -210,29 +220,51 @@ class SimEngine:
         if self.tiers is not None:
             self.tiers.hierarchy.check_integrity()
 
-    # What happens next.
-
     def _begin(self, now_s: float) -> None:
         """Choose the next piece of work."""
+        self._settle(now_s)
+        if self.queue:
+            self._admit(now_s)
+        may_prefill, running = self._overlapped is None, self._running
+        if self._prefilling and may_prefill:
+            prompts = Prompts(self._prefilling, self._prefill_order.active(self._prefilling), self.queue)
+            command = self._pacer.choose(prompts, answering=len(running), context_tokens=running.context_tokens)
+            self._work = self._prefill(now_s, command) if command.is_prefill else None
+        if self._work is None and running and self._grow(now_s):
+            pace = self._pace() * (1.0 if self._overlapped is None else self._time.overlap_decode)
+            single, until_s = bool(self._prefilling), self._interrupted_s()
+            self._work = self._decoder.begin(now_s, pace=pace, until_s=until_s, single=single)
+        if self._work is None and may_prefill and not self._prefilling and self.queue and not self._loading:
+            self._admit(now_s)
+        if self._work is None and self._prefilling and self._overlapped is None:  # everybody else has made way
+            self._work = self._prefill(now_s, _WHOLE)
+        if self._work is None and (until_s := self._interrupted_s()) < _NEVER:
+            self._work = Wait(until_s)
+
+    def _settle(self, now_s: float) -> None:
+        """Take in what is over by now: cancellations, the front of requests, a chunk beside decode steps, loads."""
         if self._leaving:
             self._dismiss()
+        for arrived in self._front.through(now_s):
+            self.queue.came(arrived)
+        if self._overlapped is not None and self._overlapped.end_s <= now_s:  # it is never its prompt's last chunk
+            self.counters.steps += 1
+            for sequence, tokens in self._overlapped.chunks:
+                sequence.computed += tokens
+                self.counters.computed_tokens += tokens
+            self._overlapped = None
         while self._loading and self._loading[0][0] <= now_s:
             sequence = heapq.heappop(self._loading)[2]
             sequence.phase = Phase.PREFILLING
             self._prefilling.append(sequence)
-        if self.queue:
-            self._admit(now_s)
-        if self._prefilling and not (self._decode_next and self._running):
-            self._work = self._prefill(now_s)
-        elif self._running and self._grow(now_s):
-            self._work = self._decode(now_s)
-        elif self._prefilling:  # everybody else has made way
-            self._work = self._prefill(now_s)
-        elif self.queue and not self._loading:
-            self._admit(now_s)
-            self._work = self._prefill(now_s) if self._prefilling else None
-        if self._work is None and self._loading:
-            self._work = _Wait(self._loading[0][0])
+
+    def _interrupted_s(self) -> float:
+        """Return when something happens beside the work that is done: a load or a chunk is over, a request arrives."""
+        return min(
+            self._loading[0][0] if self._loading else _NEVER,
+            self._front.next_s,
+            _NEVER if self._overlapped is None else self._overlapped.end_s,
+        )
 
     def _dismiss(self) -> None:
         """Let those go that nobody wants any more."""
@@ -250,49 +282,11 @@ class SimEngine:
 
     def _admit(self, now_s: float) -> None:
         """Give those that wait a place and blocks, in their order."""
-        shape, pool, tiers = self._shape, self.pool, self.tiers
-        size = shape.block_tokens
-        while self.queue and (running := self.running) < shape.max_batch:
-            sequence = self.queue.first(now_s, running)
-            request = sequence.request
-            chain = request.chain
-            limit = min((sequence.target - 1) // size, len(chain.keys))
-            total = -(-sequence.target // size)
-            hit = pool.cached.leading(chain.keys, limit)
-            keys = chain.keys
-            head = keys[:hit]
-            if total - hit > pool.available_blocks:
+        while self.queue and (running := self.running) < self._shape.max_batch:
+            admitted = self._admission.next(now_s, running)
+            if admitted is None:
                 return
-            pool.keep(head)  # before anything is evicted for the rest; without room it is let go again
-            if total - hit > pool.available_blocks:
-                pool.release(head)
-                return
-            pool.requested(keys[:limit], block_tokens=size, prompt_tokens=sequence.target)
-            pool.use(head)
-            pool.release(head)  # one of its two holds
-            slots = pool.take(total - hit, keys[hit:limit])
-            if slots is None:
-                raise AssertionError(f"{total - hit} blocks can't be had of {pool.available_blocks} available ones")
-            plan = None if tiers is None else tiers.plan_load(chain, hit, limit, now_s)
-            self.queue.started(sequence, now_s)
-            if self.blocks.shadows is not None:
-                self.blocks.shadows.requested(keys[:limit])
-            sequence.attached, sequence.own = hit, slots
-            sequence.computed = hit * size
-            found = {CacheTier.HBM: hit * size} if hit else {}
-            ready_s = now_s
-            if plan is not None and tiers is not None:
-                loaded = tiers.load(plan, slots[: len(plan.block_ids)], now_s)
-                if loaded.blocks:
-                    last = hit + loaded.blocks
-                    self.blocks.attach(sequence, last)
-                    sequence.computed = last * size
-                    found |= {tier: blocks * size for tier, blocks in loaded.by_tier.items()}
-                ready_s = loaded.ready_s
-            if not sequence.preempted:
-                sequence.cached_tokens, sequence.cached_by_tier = sequence.computed, found
-                self.counters.query_tokens += request.prompt_tokens
-                self.counters.hit_tokens += hit * size
+            sequence, ready_s = admitted
             if ready_s > now_s:
                 sequence.phase = Phase.LOADING
                 heapq.heappush(self._loading, (ready_s, sequence.number, sequence))
@@ -300,18 +294,24 @@ class SimEngine:
                 sequence.phase = Phase.PREFILLING
                 self._prefilling.append(sequence)
 
-    def _prefill(self, now_s: float) -> _Prefill:
-        """Begin a step that computes prompts, or a part of one."""
-        chunks = self._prefill_order.take(self._prefilling)
+    def _prefill(self, now_s: float, command: StepCommand) -> Prefill | None:
+        """Begin a step that computes prompts, or a part of one; None where it overlaps with decode steps."""
+        chunks = self._prefill_order.take(self._prefilling, command.prompt_tokens, command.chunk_tokens)
         seconds = self._time.step_s
         for sequence, tokens in chunks:
             seconds += self._time.chunk_s(tokens, sequence.computed)
             self.blocks.attach(sequence, (sequence.computed + tokens) // self._shape.block_tokens)
         seconds *= self._pace()
-        self._decode_next = True
-        return _Prefill(end_s=now_s + seconds, seconds=seconds, chunks=chunks)
+        work = Prefill(end_s=now_s + seconds, seconds=seconds, chunks=chunks)
+        if command.overlaps and work.is_chunk and self._running:
+            work.end_s = now_s + seconds * self._time.overlap_chunk
+            self._overlapped = work
+            return None
+        answering, context = len(self._running), self._running.context_tokens
+        self._pacer.prefilled(seconds, is_chunk=work.is_chunk, answering=answering, context_tokens=context)
+        return work
 
-    def _prefilled(self, work: _Prefill) -> None:
+    def _prefilled(self, work: Prefill) -> None:
         """A prefill step is over: prompts that are complete have their first token."""
         now_s, counters = work.end_s, self.counters
         counters.busy_s += work.seconds
@@ -338,12 +338,6 @@ class SimEngine:
         counters.computed_tokens += computed
         if self.tiers is not None:
             self.tiers.computed(computed, work.seconds)
-
-    def _decode(self, now_s: float) -> Span:
-        """Begin as many decode steps as nothing interrupts."""
-        self._decode_next = False
-        until_s = self._loading[0][0] if self._loading else _NEVER
-        return self._decoder.begin(now_s, pace=self._pace(), until_s=until_s, single=bool(self._prefilling))
 
     def _end(self, sequence: SimSequence, now_s: float) -> None:
         sequence.phase = Phase.ENDED
@@ -385,7 +379,3 @@ class SimEngine:
         sequence.phase = Phase.WAITING
         self.queue.came_back(sequence)
         self.counters.preemptions += 1
-
-
-def _shipped(name: str, capacity_blocks: int) -> EvictionPolicy:
-    return make_policy(name, capacity_blocks=capacity_blocks)

@@ -11,13 +11,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
+from engines.sim.pacing import AT_ONCE, check_pace
 from engines.sim.timing import TimeModel
 
 FOLDER: Final = Path(__file__).with_name("profiles")
 MOST_BLOCKS: Final = 10_000_000
 """Of one tier of one instance: each takes memory of the simulation."""
 _MOST_TOKENS: Final = 1 << 30
-_MOST_BATCH: Final = 100_000
+MOST_BATCH: Final = 100_000
 _MOST_BLOCK_BYTES: Final = 1 << 40
 _MOST_BYTES_PER_S: Final = 1e18
 _MOST_FILE_BYTES: Final = 1 << 20
@@ -35,7 +36,7 @@ SHAPE_LIMITS: Final[Mapping[str, tuple[int, int]]] = MappingProxyType(
         "hbm_blocks": (1, MOST_BLOCKS),
         "ddr_blocks": (0, MOST_BLOCKS),
         "nvme_blocks": (0, MOST_BLOCKS),
-        "max_batch": (1, _MOST_BATCH),
+        "max_batch": (1, MOST_BATCH),
         "max_prefill_tokens": (1, _MOST_TOKENS),
         "context_tokens": (1, _MOST_TOKENS),
     }
@@ -48,7 +49,7 @@ class EngineShape:
     """Sizes, in blocks of ``block_tokens``; a tier of 0 blocks isn't there. ``block_bytes`` is one block's KV.
 
     ``max_batch`` sequences run at once, a prefill step computes at most ``max_prefill_tokens``, prompt and answer
-    together have at most ``context_tokens``.
+    together have at most ``context_tokens``. ``pace`` says whether a step computes prompts or tokens (``pacing``).
     """
 
     block_tokens: int
@@ -60,6 +61,7 @@ class EngineShape:
     max_batch: int
     max_prefill_tokens: int
     context_tokens: int
+    pace: str = AT_ONCE
     policy: str = "lru"
     tier_policy: str = "lru"
 
@@ -67,6 +69,7 @@ class EngineShape:
         for name, (least, most) in SHAPE_LIMITS.items():
             if not least <= getattr(self, name) <= most:
                 raise ValueError(f"{name} is {getattr(self, name)}; allowed is {least} to {most:,}")
+        check_pace(self.pace)
         if self.nvme_blocks and not self.ddr_blocks:
             raise ValueError(f"{self.ddr_blocks} blocks of DDR and {self.nvme_blocks} of NVMe; NVMe needs DDR")
 
@@ -131,11 +134,12 @@ class Measured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """One kind of engine. ``source`` says where its numbers come from."""
+    """One kind of engine. ``source`` says where its numbers come from, ``limits`` which figures not to use."""
 
     name: str
     summary: str
     source: str
+    limits: str = ""
     engine: EngineShape
     links: Links
     time: TimeModel
@@ -171,13 +175,14 @@ def parse_profile(raw: Mapping[str, Any], *, path: Path) -> Profile:
     """Return what a file said; raises ``ProfileError``."""
     _known(path, "", raw, _SECTIONS)
     about = _section(path, raw, "about")
-    _known(path, "about", about, ("summary", "source"))
+    _known(path, "about", about, ("summary", "source", "limits"))
     measured = _section(path, raw, "measured") if "measured" in raw else {}
     _known(path, "measured", measured, ("prefill", "decode", "fixed"))
     return Profile(
         name=path.stem,
         summary=str(about.get("summary", "")),
         source=str(about.get("source", "")),
+        limits=str(about.get("limits", "")),
         engine=_read(path, "engine", EngineShape, _section(path, raw, "engine")),
         links=_read(path, "links", Links, _section(path, raw, "links")),
         time=_read(path, "time", TimeModel, _section(path, raw, "time")),

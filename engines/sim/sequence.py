@@ -28,6 +28,7 @@ class SimRequest:
 class Phase(StrEnum):
     """Where a sequence is."""
 
+    ARRIVING = "arriving"
     WAITING = "waiting"
     LOADING = "loading"
     PREFILLING = "prefilling"

@@ -21,7 +21,7 @@ from kvcontrol.agent import KVAgent, LoadPlan
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.hashing import TOKEN_BYTES
 from kvcontrol.core.ids import BlockHash, BlockId
-from kvcontrol.kv_policy import EvictionPolicy
+from kvcontrol.kv_policy import EvictionPolicy, make_policy
 from kvcontrol.kv_runtime import BlockRecord, HierarchyManager, TicketId
 from kvcontrol.kv_runtime.arena import HostArena
 from kvcontrol.kv_runtime.backend_protocol import BlockStatus, Move
@@ -43,6 +43,11 @@ _AT_ONCE: Final = (LaneName.HBM_TO_DDR, LaneName.NVME_TO_DDR, LaneName.DDR_TO_HB
 
 MakePolicy = Callable[[str, int], EvictionPolicy]
 """A policy by its name, for so many blocks."""
+
+
+def shipped_policy(name: str, capacity_blocks: int) -> EvictionPolicy:
+    """Return one of the policies that ship; see ``MakePolicy``."""
+    return make_policy(name, capacity_blocks=capacity_blocks)
 
 
 class LinkClock:
@@ -146,7 +151,7 @@ class SimTiers:
         links: Links,
         *,
         sink: BlockSink,
-        make_policy: MakePolicy,
+        make: MakePolicy,
         rng: random.Random,
         corrupt_share: float = 0.0,
     ) -> None:
@@ -179,7 +184,7 @@ class SimTiers:
             engine=_EngineMemory(shape.hbm_blocks, self._clock, faults),
             arena=self._arena,
             durable=_Disk(shape.nvme_blocks, self._clock, faults) if shape.nvme_blocks else None,
-            make_policy=lambda: make_policy(shape.tier_policy, shape.ddr_blocks),
+            make_policy=lambda: make(shape.tier_policy, shape.ddr_blocks),
             quotas=QuotaManager(),
             clock=self._clock,
             crew=self._crew,

@@ -1,7 +1,12 @@
 """How long an engine's steps take, by coefficients that were fitted to measurements.
 
+    front        = front_s + prompt tokens x front_token_s
     prefill step = step_s + sum over its chunks of (n x token_s + n x (c + n / 2) x pair_s + c x context_s)
     decode step  = decode_step_s + sequences x sequence_s + their contexts x decode_context_s
+
+The front is what a request takes outside of the engine's steps, one request after the other: HTTP, template, tokens,
+the api_server's loop. A chunk that overlaps with decode steps takes ``overlap_chunk`` times as long, and they take
+``overlap_decode`` times as long meanwhile.
 
 ``n`` is a chunk's tokens and ``c`` what its sequence has in KV already: computing is linear in tokens, attention in
 pairs of tokens, and reading the KV of a long prefix costs something too. A span of k decode steps is a sum of an
@@ -28,15 +33,28 @@ class TimeModel:
     decode_step_s: float
     sequence_s: float
     decode_context_s: float
+    front_s: float = 0.0
+    front_token_s: float = 0.0
+    overlap_chunk: float = 1.0
+    overlap_decode: float = 1.0
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
             if not 0 <= value <= _MOST_S:
                 raise ValueError(f"{field.name} is {value}; allowed is 0 to {_MOST_S:g} seconds")
+        for name in ("overlap_chunk", "overlap_decode"):
+            if getattr(self, name) < 1:
+                raise ValueError(
+                    f"{name} is {getattr(self, name)}; what overlaps takes as long at least, so it is >= 1"
+                )
         for name in ("step_s", "decode_step_s"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; a step takes time, so it must be > 0")
+
+    def before_s(self, prompt_tokens: int) -> float:
+        """Return what a request takes before it reaches the engine's steps."""
+        return self.front_s + prompt_tokens * self.front_token_s
 
     def chunk_s(self, tokens: int, context: int) -> float:
         """Return what one chunk of a prompt adds to its step."""

@@ -5,7 +5,7 @@ none below 0 (one that would be is left out, and the rest fitted again: with so 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -37,6 +37,12 @@ def fit(measured: Measured, *, max_prefill_tokens: int) -> TimeModel:
     values = _solve("prefill", PREFILL, prefill, [each.seconds for each in measured.prefill], measured.fixed)
     values |= _solve("decode", DECODE, decode, [each.seconds for each in measured.decode], measured.fixed)
     return TimeModel(**{name: float(f"{value:.{_DIGITS}g}") for name, value in values.items()})
+
+
+def refit(profile: Profile) -> TimeModel:
+    """Return a profile's time model with the coefficients of its own measurements; what isn't fitted to them stays."""
+    fitted = fit(profile.measured, max_prefill_tokens=profile.engine.max_prefill_tokens)
+    return replace(profile.time, **{name: getattr(fitted, name) for name in (*PREFILL, *DECODE)})
 
 
 def errors(model: TimeModel, measured: Measured, *, max_prefill_tokens: int) -> dict[str, FitError]:

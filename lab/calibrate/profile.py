@@ -5,7 +5,7 @@ import sys
 from dataclasses import asdict
 
 from engines.sim.profile import ProfileError, load_profile, shipped
-from lab.calibrate.fit import errors, fit
+from lab.calibrate.fit import errors, refit
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -16,7 +16,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         profile = load_profile(chosen.profile)
         most = profile.engine.max_prefill_tokens
-        model = fit(profile.measured, max_prefill_tokens=most)
+        model = refit(profile)
     except ProfileError as error:
         sys.stderr.write(f"{error}\n")
         return 2

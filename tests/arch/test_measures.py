@@ -11,7 +11,6 @@ ROOT = Path(__file__).resolve().parents[2]
 LONG_FILES = {
     "lab/research/pool/pool.py",
     "lab/research/prefix_index/index.py",
-    "lab/simulate/fleet.py",
 }
 LONG_FUNCTIONS = {
     "engines/lmdeploy/attention/decode.py:_attend_kernel",

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from random import Random
 
@@ -14,9 +15,9 @@ from engines.sim.gaps import GapHistogram
 from engines.sim.room import DoesNotFitError
 from engines.sim.sequence import Phase, SimRequest, SimSequence
 from kvcontrol.core.blocks import CacheTier
-from kvcontrol.kv_policy import AdaptivePolicy
+from kvcontrol.kv_policy import AdaptivePolicy, PolicyError
 from tests.support.examples import examples
-from tests.support.simulated import BLOCK, TIME, Listening, Mirror, engine, finish, request, run
+from tests.support.simulated import BLOCK, TIME, Listening, Mirror, engine, finish, request, run, small_profile
 
 ARRIVALS = st.lists(
     st.tuples(
@@ -49,6 +50,64 @@ def test_a_lone_request_takes_what_the_model_says() -> None:
     assert only.ended_s == pytest.approx(1.0 + prompt_s + TIME.span_s(4, 1, 81))
     assert only.cached_tokens == 0
     assert only.generated == 5
+
+
+def test_a_request_waits_for_its_front_and_that_of_those_before_it() -> None:
+    profile = replace(small_profile(), time=FRONT)
+    first, second = run(
+        engine(Listening(), profile=profile), [(1.0, request(name, [n] * 5)) for n, name in ((1, "a"), (2, "b"))]
+    )
+    front_s = 0.01 + 21 * 0.001
+    assert first.first_token_s == pytest.approx(1.0 + front_s + TIME.prompt_s(21, 0, 32))
+    begins_s = max(1.0 + 2 * front_s, first.first_token_s or 0.0)
+    assert begins_s < (second.first_token_s or 0.0) <= begins_s + TIME.prompt_s(21, 0, 32) + 2 * TIME.span_s(1, 1, 60)
+    assert engine(Listening(), profile=profile).waiting == 0
+
+
+def beside_a_long_prompt(pace: str, **time: float) -> tuple[float, float, float]:
+    """Return the longest pause of an answer beside a prompt of eight chunks, that prompt's TTFT and the mean pause."""
+    heard = Listening()
+    profile = replace(small_profile(hbm_blocks=256, pace=pace), time=replace(TIME, **time))
+    busy = engine(heard, profile=profile, stream=True)
+    busy.submit(request("answer", [], more=4, output=200), 0.0)
+    busy.advance(1.0)
+    long = busy.submit(request("long", range(100, 164)), 1.0)
+    finish(busy)
+    seen = [after - before for before, after in pairwise(heard.moments["answer"])]
+    return max(seen), (long.first_token_s or 0.0) - 1.0, sum(seen) / len(seen)
+
+
+def test_paces_trade_pauses_of_answers_for_the_first_tokens_of_prompts() -> None:
+    lmdeploy = beside_a_long_prompt("lmdeploy")
+    alternate = beside_a_long_prompt("alternate")
+    target = beside_a_long_prompt("itl_target(itl_target_ms=150,overlapped_tokens=0)")
+    overlap = beside_a_long_prompt("itl_target(itl_target_ms=150,overlapped_tokens=32)", overlap_decode=1.5)
+    assert lmdeploy[0] > alternate[0] > target[0], "its last chunk follows the one before it at once"
+    assert lmdeploy[1] < alternate[1] < target[1]
+    assert overlap[2] < target[2]
+    assert overlap[0] < alternate[0]
+
+
+def test_a_pace_that_there_is_not_is_refused() -> None:
+    for name, why in (("magic", "unknown pace"), ("alternate(speed=2)", "speed"), ("", "is not written like")):
+        with pytest.raises(PolicyError, match=why):
+            small_profile(pace=name)
+
+
+def test_a_prompt_with_much_less_left_overtakes_a_long_one() -> None:
+    def served(pace: str) -> tuple[float, float]:
+        profile = small_profile(hbm_blocks=512, pace=pace)
+        busy = engine(Listening(), profile=profile)
+        long = busy.submit(request("long", range(200)), 0.0)
+        busy.advance(0.1)
+        other = busy.submit(request("other", range(300, 330)), 0.1)
+        finish(busy)
+        return long.first_token_s or 0.0, other.first_token_s or 0.0
+
+    long_s, other_s = served("alternate")
+    assert other_s < long_s
+    long_s, other_s = served("alternate(overtaken_share=0)")
+    assert other_s > long_s
 
 
 def test_a_revisit_computes_only_what_is_new_and_always_the_last_token() -> None:
@@ -88,24 +147,32 @@ def test_short_prompts_are_computed_together_and_between_the_chunks_of_long_ones
     assert busy.gaps.quantile_s(1.0) > TIME.step_s
 
 
+PACES = ["at_once", "lmdeploy", "alternate", "itl_target", "itl_target(overlapped_tokens=0)"]
+FRONT = replace(TIME, front_s=0.01, front_token_s=0.001, overlap_chunk=1.2, overlap_decode=1.5)
+
+
+@pytest.mark.parametrize("pace", PACES)
 @given(ARRIVALS)
-@settings(max_examples=examples(60), deadline=None)
-def test_spans_end_where_single_steps_do(arrivals: list[tuple[float, list[int], int, int]]) -> None:
+@settings(max_examples=examples(40), deadline=None)
+def test_spans_end_where_single_steps_do(pace: str, arrivals: list[tuple[float, list[int], int, int]]) -> None:
     heard, stepped = Listening(), Listening()
-    spans = run(engine(heard, hbm_blocks=24), requests(arrivals))
-    steps = run(engine(stepped, hbm_blocks=24, stream=True), requests(arrivals))
+    profile = replace(small_profile(hbm_blocks=24, pace=pace), time=FRONT)
+    spans = run(engine(heard, profile=profile), requests(arrivals))
+    steps = run(engine(stepped, profile=profile, stream=True), requests(arrivals))
     for one, other in zip(times(spans), times(steps), strict=True):
         assert one == pytest.approx(other, rel=1e-6)
     assert stepped.tokens == {each.request.request_id: each.request.output_tokens for each in steps}
 
 
+@pytest.mark.parametrize("pace", PACES)
 @given(ARRIVALS, st.integers(21, 40), st.sampled_from([0, 30]), st.lists(st.floats(0, 4), max_size=5))
-@settings(max_examples=examples(80), deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_every_request_ends_and_gives_its_blocks_back(
-    arrivals: list[tuple[float, list[int], int, int]], blocks: int, ddr: int, cancels: list[float]
+    pace: str, arrivals: list[tuple[float, list[int], int, int]], blocks: int, ddr: int, cancels: list[float]
 ) -> None:
     heard, mirror = Listening(), Mirror()
-    tight = engine(heard, sink=mirror, hbm_blocks=blocks, ddr_blocks=ddr, nvme_blocks=2 * ddr)
+    shape = small_profile(hbm_blocks=blocks, ddr_blocks=ddr, nvme_blocks=2 * ddr, pace=pace)
+    tight = engine(heard, sink=mirror, profile=replace(shape, time=FRONT))
     events: list[tuple[float, SimRequest | None]] = [*requests(arrivals), *((at_s, None) for at_s in cancels)]
     sequences: list[SimSequence] = []
     for at_s, each in sorted(events, key=lambda event: event[0]):

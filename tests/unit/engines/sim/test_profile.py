@@ -16,11 +16,11 @@ from engines.sim.profile import (
     parse_profile,
     shipped,
 )
-from lab.calibrate.fit import fit, profile_errors
+from lab.calibrate.fit import fit, profile_errors, refit
 from lab.calibrate.profile import main
 from tests.support.simulated import TIME
 
-WORST = {"h100-7b": 0.10, "cpu-smollm2": 0.25}
+WORST = {"h100-7b": 0.10, "h200-7b": 0.06, "h200-7b-lmdeploy": 0.03, "h200-8b": 0.16, "cpu-smollm2": 0.25}
 """How far each profile's model may be from any of its measurements."""
 
 
@@ -29,9 +29,21 @@ def test_a_shipped_profiles_coefficients_are_the_fit_of_its_measurements(name: s
     profile = load_profile(name)
     assert profile.summary
     assert profile.source
-    assert fit(profile.measured, max_prefill_tokens=profile.engine.max_prefill_tokens) == profile.time
+    assert refit(profile) == profile.time
     assert max(error.worst for error in profile_errors(profile).values()) < WORST[name]
     assert main([name]) == 0
+
+
+@pytest.mark.parametrize("name", ["h100-7b", "h200-7b", "h200-8b"])
+def test_a_step_of_sixteen_short_answers_takes_what_a_card_takes(name: str) -> None:
+    time = load_profile(name).time
+    assert time.span_s(1, 16, 16 * 200) < 0.0075
+    assert time.span_s(1, 16, 16 * 200) - time.span_s(1, 1, 16 * 200) < 0.0005
+
+
+def test_a_profile_says_what_it_is_not_to_be_used_for() -> None:
+    assert "don't use TTFT p99" in load_profile("h200-7b").limits
+    assert "estimates" in load_profile("h200-8b").limits
 
 
 def test_a_fit_finds_the_model_that_made_the_measurements() -> None:
