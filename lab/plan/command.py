@@ -6,7 +6,7 @@ from typing import Annotated, Final
 
 import typer
 
-from engines.sim.profile import MOST_BLOCKS, EngineShape, load_profile, shipped
+from engines.sim.profile import MOST_BATCH, MOST_BLOCKS, EngineShape, load_profile, shipped
 from gateway.routing import POLICIES as ROUTING
 from kvcontrol.kv_policy import DEFAULT_POLICY
 from kvcontrol.kv_policy import POLICIES as EVICTION
@@ -51,6 +51,15 @@ def plan(  # noqa: PLR0913 - each is one option
     routing: Annotated[
         str, typer.Option(help=f"Routing policies: {', '.join(ROUTING)}.", rich_help_panel=_CANDIDATES)
     ] = "cost_aware",
+    max_batch: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            max=MOST_BATCH,
+            help="Requests that an instance runs at once; 0: the profile's.",
+            rich_help_panel=_CANDIDATES,
+        ),
+    ] = 0,
     speed: Annotated[
         float,
         typer.Option(
@@ -129,6 +138,7 @@ def plan(  # noqa: PLR0913 - each is one option
             seconds=seconds,
             seed=seed,
             jitter=jitter,
+            max_batch=max_batch,
         )
         prices = Prices(instance=instance_cost, ddr_gib=ddr_cost_per_gib, nvme_gib=nvme_cost_per_gib)
         candidates = kinds(
@@ -148,7 +158,11 @@ def plan(  # noqa: PLR0913 - each is one option
             made = checked(made, sizing, profile=profile, seconds=check_seconds, board=board)
         except (CommandError, KeyboardInterrupt) as error:  # the plan stands without it
             why = error.message if isinstance(error, CommandError) else "interrupted"
-            show(replace(made.report, not_run={"check": why}), as_json=as_json, as_markdown=as_markdown)
+            show(
+                replace(made.report, not_run={**made.report.not_run, "check": why}),
+                as_json=as_json,
+                as_markdown=as_markdown,
+            )
             if not isinstance(error, CommandError):
                 errors.print("  the check was interrupted; the plan is whole", markup=False, soft_wrap=True)
             raise

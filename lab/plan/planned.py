@@ -69,9 +69,8 @@ def planned(sizing: Sizing, candidates: Sequence[Kind], *, profile: str, seeds: 
     if chosen is not None:
         grids.append(command_grid(chosen, sizing.study_of(chosen.kind, chosen.instances), profile))
     grids.append(_assumptions(sizing))
-    report = Report(
-        bench="plan", host=Host.here(), metrics=metrics, grids=tuple(grids), not_run=not_known(sizing.workload)
-    )
+    unknown = not_known(sizing.workload, sizing.study.profile)
+    report = Report(bench="plan", host=Host.here(), metrics=metrics, grids=tuple(grids), not_run=unknown)
     return Planned(
         sized=sized,
         chosen=chosen,

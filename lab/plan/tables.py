@@ -99,7 +99,8 @@ def _note(sized: Sized, chosen: Trial | None, sure: Sureness | None) -> str:
 def command_grid(trial: Trial, study: Study, profile: str) -> Grid:
     """Return what to run: the engines and the gateway, and the same fleet in virtual time."""
     virtual = _line(["kvgate", "simulate", str(study.trace), *_options(_simulated(trial, study, profile))])
-    return Grid(name="to run it", columns=("what", "command"), rows=(*_real(trial), ("in virtual time", virtual)))
+    rows = (*_real(trial, study.max_batch), ("in virtual time", virtual))
+    return Grid(name="to run it", columns=("what", "command"), rows=rows)
 
 
 def _simulated(trial: Trial, study: Study, profile: str) -> dict[str, str]:
@@ -117,6 +118,7 @@ def _simulated(trial: Trial, study: Study, profile: str) -> dict[str, str]:
         "--seconds": (study.seconds, 0.0),
         "--seed": (study.seed, 0),
         "--jitter": (study.jitter, 0.0),
+        "--max-batch": (study.max_batch, 0),
     }
     shape = study.profile.engine
     tiers = {"--ddr": study.ddr, "--nvme": study.nvme}
@@ -127,9 +129,11 @@ def _simulated(trial: Trial, study: Study, profile: str) -> dict[str, str]:
     )
 
 
-def _real(trial: Trial) -> list[tuple[str, str]]:
+def _real(trial: Trial, max_batch: int) -> list[tuple[str, str]]:
     kind = trial.kind
     engine = {"--model": MODEL_FOLDER, **tier_flags(kind)}
+    if max_batch:
+        engine["--max-batch-size"] = str(max_batch)
     there = (("HBM", 1), ("DDR", kind.ddr_bytes), ("NVME", kind.nvme_bytes))
     policies = {
         f"KVGATE_ENGINE_{tier}_POLICY": kind.policy for tier, size in there if size and kind.policy != DEFAULT_POLICY

@@ -7,12 +7,19 @@ from typing import Annotated
 
 import typer
 
-from engines.sim.profile import load_profile, shipped
+from engines.sim.profile import MOST_BATCH, MOST_BLOCKS, load_profile, shipped
 from kvgate.failure import CommandError
 from kvgate.renamed import renamed
 from lab.report import Host, Report
 from lab.show import show
-from lab.simulate.limits import LEAST_SPEED, MOST_COPIES, MOST_INSTANCES, MOST_SPEED
+from lab.simulate.limits import (
+    LEAST_SPEED,
+    MOST_CHECK_S,
+    MOST_COPIES,
+    MOST_INSTANCES,
+    MOST_SPEED,
+    MOST_USERS,
+)
 from lab.simulate.tier_size import times_hbm
 
 
@@ -38,6 +45,20 @@ def simulate(  # noqa: PLR0913 - each is one option
     ddr: Annotated[str, typer.Option(help="DDR tier of each engine, for example 64GiB; 0: none.")] = "0",
     nvme: Annotated[str, typer.Option(help="NVMe tier of each engine, for example 1TiB; 0: none.")] = "0",
     policy: Annotated[str, typer.Option(help="What chooses who leaves HBM and tiers. Default: the profile's.")] = "",
+    users: Annotated[
+        int,
+        typer.Option(min=0, max=MOST_USERS, help="Closed loop: users who wait for answers; 0: trace's times."),
+    ] = 0,
+    duration: Annotated[
+        float,
+        typer.Option(min=0, max=MOST_CHECK_S, help="With --users: seconds in which requests are sent; 0: all."),
+    ] = 0.0,
+    max_batch: Annotated[
+        int, typer.Option(min=0, max=MOST_BATCH, help="Requests that an engine runs at once; 0: the profile's.")
+    ] = 0,
+    kv_blocks: Annotated[
+        int, typer.Option(min=0, max=MOST_BLOCKS, help="KV blocks of an engine's HBM; 0: the profile's.")
+    ] = 0,
     seed: Annotated[int, typer.Option(help="Another seed, another jitter.")] = 0,
     jitter: Annotated[float, typer.Option(min=0, max=1, help="Spread of steps' times.")] = 0.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
@@ -54,9 +75,12 @@ def simulate(  # noqa: PLR0913 - each is one option
 
     if as_json and as_markdown:
         raise CommandError("--json and --markdown: give one of them")
+    if duration and not users:
+        raise CommandError("--duration is of --users", "--seconds uses the first seconds of the trace alone")
     names = tuple(ROUTERS) if routing == "all" else tuple(name.strip() for name in routing.split(",") if name.strip())
     with refusals(trace):
         kind = load_profile(profile)
+        shape = replace(kind.engine, hbm_blocks=kv_blocks or kind.engine.hbm_blocks)
         study = Study(
             trace=trace,
             profile=kind,
@@ -66,11 +90,15 @@ def simulate(  # noqa: PLR0913 - each is one option
             speed=speed,
             limit=limit,
             seconds=seconds,
-            ddr=times_hbm(ddr, "--ddr", kind.engine),
-            nvme=times_hbm(nvme, "--nvme", kind.engine),
+            ddr=times_hbm(ddr, "--ddr", shape),
+            nvme=times_hbm(nvme, "--nvme", shape),
             policy=policy,
             seed=seed,
             jitter=jitter,
+            users=users,
+            duration=duration,
+            max_batch=max_batch,
+            kv_blocks=kv_blocks,
         )
         workload = study.workload()
     outcomes: dict[str, FleetOutcome] = {}
@@ -91,11 +119,11 @@ def simulate(  # noqa: PLR0913 - each is one option
         "requests_count": last.requests,
         "virtual_s": last.lasts_s,
         "real_s": took_s,
-        "ceiling_ratio": last.ceiling_tokens / max(1, workload.ceiling_tokens()[0]),
+        "ceiling_ratio": last.ceiling_tokens / max(1, last.prompt_tokens if users else workload.ceiling_tokens()[0]),
     }
     report = Report(bench="simulate", host=Host.here(), metrics=metrics, grids=grids(outcomes))
     show(
-        replace(report, not_run=not_known(workload) | dict.fromkeys(missing, "interrupted")),
+        replace(report, not_run=not_known(workload, study.profile) | dict.fromkeys(missing, "interrupted")),
         as_json=as_json,
         as_markdown=as_markdown,
     )

@@ -21,44 +21,36 @@ from msgspec.structs import replace as replace_struct
 from engines.sim.behaviour import Behaviour
 from engines.sim.engine import SimEngine
 from engines.sim.gaps import GapHistogram
-from engines.sim.profile import Links, Profile
+from engines.sim.profile import Profile
 from engines.sim.room import DoesNotFitError
 from engines.sim.sequence import SimRequest, SimSequence
 from gateway.fingerprint.fingerprint import KnownBlocks
 from gateway.placement.planner import Plan, Planner
-from gateway.registry import Instance, InstanceState, LoadTracker, Model, Permit
+from gateway.registry import Instance, LoadTracker, Permit
 from gateway.routing import Calibration, CostModel, LearnedAffinity, RecentRoutes, RoutingPolicy
 from gateway.types import Usage
 from kvcontrol.core.blocks import CacheIdentity, CacheTier
-from kvcontrol.core.control import (
-    EventsInfo,
-    InstanceStats,
-    LoadStats,
-    OffloadStats,
-    PathStats,
-    PrefixCacheStats,
-    TierStats,
-)
-from kvcontrol.core.ids import BlockHash, Epoch, InstanceId
+from kvcontrol.core.ids import BlockHash, InstanceId
 from kvcontrol.prefix_reuse import FleetIndex, PromptChain
 from lab.simulate.admission import AdmissionRules, SimAdmission
+from lab.simulate.arrivals import NEVER, Arrivals, ClosedLoop, OpenLoop
 from lab.simulate.clock import SimClock
 from lab.simulate.index_sink import IndexSink
 from lab.simulate.outcome import FleetOutcome, Served, Tally, quantile
+from lab.simulate.snapshot import MODEL, snapshot
 from lab.simulate.workload import Arrival, Workload
 
-MODEL: Final = "simulated"
 _REPORT_S: Final = 1.0
 """How often instances are asked how they do."""
 _TIMED: Final = 16
 """One in so many decisions is timed."""
-_NEVER: Final = float("inf")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetPlan:
     """``make_policy`` gets what is assumed of an instance before anything was measured; ``route_memory_s`` and the rest
-    are the gateway's settings.
+    are the gateway's settings. ``users`` send in a closed loop, for ``duration_s`` (see ``ClosedLoop``); 0: the trace's
+    times say when requests come.
     """
 
     profile: Profile
@@ -68,6 +60,8 @@ class FleetPlan:
     route_memory_s: float = 10.0
     rules: AdmissionRules = field(default_factory=AdmissionRules)
     behaviour: Behaviour = field(default_factory=Behaviour)
+    users: int = 0
+    duration_s: float = 0.0
 
     def __post_init__(self) -> None:
         if self.instances < 1:
@@ -100,7 +94,7 @@ class _Member:
         self._fleet = fleet
         self.instance = instance
         self.requests: dict[SimSequence, _Request] = {}
-        self.planned_s = _NEVER
+        self.planned_s = NEVER
 
     def produced(self, sequence: SimSequence, tokens: int, now_s: float) -> None:
         """See ``Listener``: of an answer the gateway looks at the first token."""
@@ -144,10 +138,11 @@ class Fleet:
         self._admission = SimAdmission(
             [each.instance for each in self._members], load=self._load, rules=plan.rules, clock=self._clock
         )
+        self._arrivals = _arrivals(plan, workload, self._identity)
         self._agenda: list[tuple[float, int, _Member]] = []
         self._ticks = count()
         self._tally = Tally()
-        self._decisions = 0
+        self._decisions = self._sent = 0
 
     def run(
         self,
@@ -157,11 +152,14 @@ class Fleet:
         """Serve the whole workload; ``progress`` is told now and then what time it is, and ``hopeless`` asked whether
         what was counted so far is enough to stop, in which case the outcome is of that and not ``complete``.
         """
-        agenda, clock = self._agenda, self._clock
+        agenda, clock, arrivals = self._agenda, self._clock, self._arrivals
         report_s = _REPORT_S
-        for arrival in self._workload.arrivals(self._identity):
-            while agenda and agenda[0][0] <= arrival.at_s:
-                self._wait_for_thread()
+        while agenda or arrivals.next_s < NEVER:
+            if agenda and agenda[0][0] <= arrivals.next_s:
+                self._advance_engine()
+                continue
+            arrival = arrivals.pop()
+            self._sent += 1
             clock.now_s = arrival.at_s
             if arrival.at_s >= report_s:
                 self._report()
@@ -171,8 +169,6 @@ class Fleet:
                     return self._outcome(complete=False)
                 report_s = arrival.at_s + _REPORT_S
             self._arrived(arrival)
-        while agenda:
-            self._wait_for_thread()
         return self._outcome(complete=True)
 
     def check_integrity(self) -> None:
@@ -193,7 +189,7 @@ class Fleet:
 
     # Events.
 
-    def _wait_for_thread(self) -> None:
+    def _advance_engine(self) -> None:
         """Let the engine that has something to do next do it."""
         at_s, _, member = heapq.heappop(self._agenda)
         if at_s != member.planned_s:
@@ -207,7 +203,7 @@ class Fleet:
         at_s = member.engine.next_event_s
         if at_s != member.planned_s:
             member.planned_s = at_s
-            if at_s != _NEVER:
+            if at_s != NEVER:
                 heapq.heappush(self._agenda, (at_s, next(self._ticks), member))
 
     def _arrived(self, arrival: Arrival) -> None:
@@ -286,11 +282,15 @@ class Fleet:
                 ttft_s=request.ttft_s,
                 prompt_tokens=arrival.prompt_tokens,
                 found_tokens=sum(sequence.cached_by_tier.values()),
+                at_s=arrival.at_s,
+                answer_s=now_s - arrival.at_s,
+                output_tokens=arrival.output_tokens,
             )
         )
         self._leave(request)
 
     def _leave(self, request: _Request) -> None:
+        self._arrivals.over(request.arrival, self._clock.now_s)
         request.permit.release()
         self._admission.placed(request.member.instance)
 
@@ -312,42 +312,16 @@ class Fleet:
 
     def _member(self, place: int, profile: Profile) -> _Member:
         name = InstanceId(f"sim-{place:04}")
-        member = _Member(self, self._instance(name, profile))
+        member = _Member(self, snapshot(name, profile, self._identity))
         behaviour = replace(self._plan.behaviour, seed=self._plan.behaviour.seed * 65_537 + place)
         member.engine = SimEngine(profile, listener=member, sink=IndexSink(self._index, name), behaviour=behaviour)
         return member
 
-    def _instance(self, name: InstanceId, profile: Profile) -> Instance:
-        """The gateway's snapshot of a healthy instance that has measured its links."""
-        shape, links = profile.engine, profile.links
-        blocks = {CacheTier.HBM: shape.hbm_blocks, CacheTier.DDR: shape.ddr_blocks, CacheTier.NVME: shape.nvme_blocks}
-        stats = InstanceStats(
-            epoch=Epoch(name),
-            engine="sim",
-            engine_version="1",
-            device="sim",
-            started_at_s=0.0,
-            context_length_tokens=shape.context_tokens,
-            identity=self._identity,
-            events=EventsInfo(endpoint="", replay_endpoint="", seq=-1),
-            tiers={
-                tier: TierStats(capacity_blocks=there, used_blocks=0, cached_blocks=0, block_bytes=shape.block_bytes)
-                for tier, there in blocks.items()
-                if there
-            },
-            load=LoadStats(running=0, waiting=0, max_batch_size=shape.max_batch),
-            prefix_cache=PrefixCacheStats(query_tokens=0, hit_tokens=0),
-            offload=_measured(links) if shape.ddr_blocks else None,
-        )
-        return Instance(
-            id=name,
-            url="",
-            state=InstanceState.HEALTHY,
-            reason="simulated",
-            models=(Model(id=MODEL, card={}),),
-            stats=stats,
-            settled=True,
-        )
+    def _ceiling_tokens(self) -> int:
+        if not self._plan.users:
+            return self._workload.ceiling_tokens()[1]
+        sent = sorted(self._tally.served, key=lambda each: each.at_s)
+        return self._workload.ceiling_of((each.copy, each.number) for each in sent)[1]
 
     def _outcome(self, *, complete: bool) -> FleetOutcome:
         tally, engines = self._tally, [each.engine for each in self._members]
@@ -362,14 +336,14 @@ class Fleet:
         return FleetOutcome(
             policy=self._policy,
             instances=len(engines),
-            requests=self._workload.size,
+            requests=self._sent if self._plan.users else self._workload.size,
             shed=self._admission.shed,
             refused=tally.refused,
             ttft_s=tally.ttft_s,
             answer_s=tally.answer_s,
             prompt_tokens=tally.prompt_tokens,
             found_by_tier=dict(tally.by_tier),
-            ceiling_tokens=self._workload.ceiling_tokens()[1],
+            ceiling_tokens=self._ceiling_tokens(),
             hotspot=max(busy_s) / mean_s if mean_s else 1.0,
             busy=mean_s / self._clock.now_s if self._clock.now_s else 0.0,
             lasts_s=self._clock.now_s,
@@ -383,32 +357,10 @@ class Fleet:
         )
 
 
-def _measured(links: Links) -> OffloadStats:
-    """What an instance with these links says of them."""
-    return OffloadStats(
-        loads=0,
-        failed_loads=0,
-        declined_loads=0,
-        saves=0,
-        tail_saves=0,
-        looked_up_tokens=0,
-        found_tokens=0,
-        collisions=0,
-        prefill_tokens_per_s=0.0,
-        outcomes={},
-        losses={},
-        paths={
-            name: PathStats(
-                moved_blocks=0, moved_bytes=0, failed_blocks=0, queued_blocks=0, bandwidth_bytes_per_s=bandwidth
-            )
-            for name, bandwidth in (
-                ("ddr_to_hbm", links.ddr_to_hbm_bytes_per_s),
-                ("nvme_to_ddr", links.nvme_to_ddr_bytes_per_s),
-            )
-        },
-        guard_errors=0,
-        worker_faults=0,
-    )
+def _arrivals(plan: FleetPlan, workload: Workload, identity: CacheIdentity) -> Arrivals:
+    if plan.users:
+        return ClosedLoop(workload, identity, users=plan.users, duration_s=plan.duration_s)
+    return OpenLoop(workload, identity)
 
 
 def _no_tokens(first: int, last: int) -> bytes:

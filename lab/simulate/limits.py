@@ -10,6 +10,7 @@ MOST_FLEET_BLOCKS: Final = 200_000_000
 LEAST_SPEED: Final = 1e-3
 MOST_SPEED: Final = 1e6
 MOST_TIMES_HBM: Final = 10_000.0
+MOST_USERS: Final = 100_000
 MOST_SEEDS: Final = 100
 MOST_USD: Final = 1e6
 """An hour, of an instance or of a GiB."""

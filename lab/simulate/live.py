@@ -34,8 +34,8 @@ from lab.driver.target import LOOK_UP_S, foreign_errors
 from lab.report import Cell, Grid
 from lab.simulate.board import FleetBoard
 from lab.simulate.busy import Busy, Spent
-from lab.simulate.fleet import MODEL
 from lab.simulate.outcome import FleetOutcome, quantile
+from lab.simulate.snapshot import MODEL
 from lab.simulate.study import Study
 from lab.simulate.workload import Workload
 from lab.traces import Request

@@ -13,13 +13,21 @@ _MOST_SHOWN: Final = 16
 
 
 class Served(NamedTuple):
-    """One answered request: which of the workload, its TTFT from its arrival on, and its prompt tokens found."""
+    """One answered request: which of the workload, its TTFT and its whole time from its arrival on, and its tokens."""
 
     number: int
     copy: int
     ttft_s: float
     prompt_tokens: int
     found_tokens: int
+    at_s: float = 0.0
+    answer_s: float = 0.0
+    output_tokens: int = 1
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Time per output token behind the first; None where there is none."""
+        return (self.answer_s - self.ttft_s) / (self.output_tokens - 1) if self.output_tokens > 1 else None
 
 
 @dataclass(slots=True)
@@ -79,6 +87,27 @@ class FleetOutcome:
     def of_ceiling(self) -> float:
         """Tokens found, as a share of the most that could be."""
         return self.found_tokens / self.ceiling_tokens if self.ceiling_tokens else 0.0
+
+    @property
+    def ttft_mean_s(self) -> float | None:
+        """Mean time to the first token; None where none had one."""
+        return sum(self.ttft_s) / len(self.ttft_s) if self.ttft_s else None
+
+    @property
+    def tpot_mean_ms(self) -> float | None:
+        """Mean over the answers of their time per output token; None where none has two."""
+        times = [tpot_s for each in self.served if (tpot_s := each.tpot_s) is not None]
+        return 1e3 * sum(times) / len(times) if times else None
+
+    @property
+    def requests_per_s(self) -> float | None:
+        """Answers a second until the last request was sent, as ``kvgate bench served`` counts them: one that ends later
+        counts by the share of its time before. None where all came at once.
+        """
+        busy_s = max((each.at_s for each in self.served), default=0.0)
+        if not busy_s:
+            return None
+        return sum(min(1.0, (busy_s - each.at_s) / each.answer_s) for each in self.served if each.answer_s) / busy_s
 
     @property
     def placed(self) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from engines.sim.behaviour import Behaviour
-from engines.sim.profile import MOST_BLOCKS, Profile
+from engines.sim.profile import MOST_BLOCKS, EngineShape, Profile
 from gateway.routing import POLICIES, CostModel, RoutingPolicy
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.kv_policy import make_policy
@@ -25,11 +25,15 @@ ROUTERS: Final = (*POLICIES, *PEERS)
 """The names of all that a fleet can be routed by: the gateway's own policies, and others' formulas."""
 COLUMNS = (
     "router",
+    "requests_per_s",
+    "ttft_mean_s",
     "ttft_p50_s",
     "ttft_p90_s",
     "ttft_p99_s",
+    "tpot_mean_ms",
     "itl_p50_ms",
     "itl_p99_ms",
+    "itl_max_ms",
     "hit_ratio",
     "of_ceiling_ratio",
     "hotspot_ratio",
@@ -47,6 +51,8 @@ class Study:
     """``ddr`` and ``nvme`` are multiples of HBM; ``limit`` is how many of the trace's requests are used, 0 all, and
     ``seconds`` how many of its first ones, 0 all, before ``speed`` counts. ``policy`` chooses who leaves HBM and the
     tiers, that of the profile where it is empty. Engines' steps take ``slow`` times as long as the profile says.
+    ``users`` send in a closed loop for ``duration`` seconds, and leave out what no engine can take; 0: an open loop.
+    ``max_batch`` and ``kv_blocks`` are the engines' where they aren't 0.
     """
 
     trace: Path
@@ -63,6 +69,10 @@ class Study:
     seed: int = 0
     jitter: float = 0.0
     slow: float = 1.0
+    users: int = 0
+    duration: float = 0.0
+    max_batch: int = 0
+    kv_blocks: int = 0
     rules: AdmissionRules = field(default_factory=AdmissionRules)
 
     def __post_init__(self) -> None:
@@ -78,7 +88,7 @@ class Study:
     def _need_sane_sizes(self) -> None:
         """Raise ``ValueError`` for more than a simulation may be told."""
         for name, times in (("DDR", self.ddr), ("NVMe", self.nvme)):
-            most = min(MOST_TIMES_HBM, MOST_BLOCKS / self.profile.engine.hbm_blocks)
+            most = min(MOST_TIMES_HBM, MOST_BLOCKS / self.shape.hbm_blocks)
             if not 0 <= times <= most:
                 raise ValueError(f"{name} of {times:g} times HBM; allowed is 0 to {most:,.6g} with this profile")
         if self.nvme and not self.ddr:
@@ -100,11 +110,24 @@ class Study:
         if self.seconds and requests:
             end_s = requests[0].at_s + self.seconds
             requests = [each for each in requests if each.at_s < end_s]
-        return Workload(requests=requests[: self.limit or None], copies=self.copies, speed=self.speed)
+        requests = requests[: self.limit or None]
+        if self.users:
+            shape = self.shape
+            most = min(shape.context_tokens, shape.hbm_blocks * shape.block_tokens)
+            requests = [each for each in requests if each.prompt_tokens + (each.output_tokens or 1) <= most]
+        return Workload(requests=requests, copies=self.copies, speed=self.speed)
+
+    @property
+    def shape(self) -> EngineShape:
+        """The profile's engine with this study's batch and blocks of HBM."""
+        shape = self.profile.engine
+        return replace(
+            shape, max_batch=self.max_batch or shape.max_batch, hbm_blocks=self.kv_blocks or shape.hbm_blocks
+        )
 
     def engine(self) -> Profile:
         """Return the profile with this study's tiers and policy."""
-        shape = self.profile.engine
+        shape = self.shape
         if self.policy:
             shape = replace(shape, policy=self.policy, tier_policy=self.policy)
         ddr, nvme = round(shape.hbm_blocks * self.ddr), round(shape.hbm_blocks * self.nvme)
@@ -126,6 +149,8 @@ class Study:
             make_policy=_maker(router, shape.hbm_blocks * shape.block_tokens),
             rules=self.rules,
             behaviour=Behaviour(seed=self.seed, jitter=self.jitter, slow=self.slow),
+            users=self.users,
+            duration_s=self.duration,
         )
         try:
             fleet = Fleet(plan, workload)
@@ -147,22 +172,29 @@ def _maker(router: str, hbm_tokens: int) -> Callable[[CostModel], RoutingPolicy]
     return lambda _: PEERS[router](hbm_tokens)
 
 
-def not_known(workload: Workload) -> dict[str, str]:
-    """Return what can't be simulated of a workload, with the reason."""
-    if any(each.block_ids for each in workload.requests):
-        return {}
-    return {"hit_ratio": "the trace has lengths alone: no two prompts are known to share a block, so nothing is found"}
+def not_known(workload: Workload, profile: Profile) -> dict[str, str]:
+    """Return what can't be simulated of a workload, and what a profile is not to be used for, with the reasons."""
+    found = {f"not to use of {profile.name}": profile.limits} if profile.limits else {}
+    if not any(each.block_ids for each in workload.requests):
+        found["hit_ratio"] = (
+            "the trace has lengths alone: no two prompts are known to share a block, so nothing is found"
+        )
+    return found
 
 
 def row(outcome: FleetOutcome, *, router: str) -> tuple[Cell, ...]:
     """Return an outcome as a row under ``COLUMNS``."""
     return (
         router,
+        outcome.requests_per_s,
+        outcome.ttft_mean_s,
         outcome.ttft(0.5),
         outcome.ttft(0.9),
         outcome.ttft(0.99),
+        outcome.tpot_mean_ms,
         outcome.itl_ms(0.5),
         outcome.itl_ms(0.99),
+        outcome.itl_ms(1.0),
         outcome.hit_rate,
         outcome.of_ceiling,
         outcome.hotspot,

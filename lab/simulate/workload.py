@@ -6,7 +6,7 @@ its tokens: equal prefixes of one copy have equal names, and two copies share no
 
 import heapq
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -89,16 +89,23 @@ class Workload:
 
     def ceiling_tokens(self) -> tuple[int, int]:
         """Return all prompt tokens, and those of them that one cache with room for everything would have had."""
-        seen: set[int] = set()
+        ordered = sorted(range(len(self.requests)), key=lambda number: self.requests[number].at_s)
+        prompt, found = self.ceiling_of((0, number) for number in ordered)
+        return prompt * self.copies, found * self.copies
+
+    def ceiling_of(self, sent: Iterable[tuple[int, int]]) -> tuple[int, int]:
+        """Return the same of some requests in the order in which they were sent, each by its copy and number."""
+        seen: set[tuple[int, int]] = set()
         prompt = found = 0
-        for each in sorted(self.requests, key=lambda request: request.at_s):
+        for copy, number in sent:
+            each = self.requests[number]
             size = each.block_tokens
             limit = max(0, each.prompt_tokens - 1) // size  # the last token is computed always
-            ids = each.block_ids[: each.prompt_tokens // size]
+            ids = [(copy, block) for block in each.block_ids[: each.prompt_tokens // size]]
             prompt += each.prompt_tokens
-            found += size * min(limit, next((place for place, each_ in enumerate(ids) if each_ not in seen), len(ids)))
+            found += size * min(limit, next((place for place, block in enumerate(ids) if block not in seen), len(ids)))
             seen.update(ids)
-        return prompt * self.copies, found * self.copies
+        return prompt, found
 
     def _copy(self, copy: int, identity: CacheIdentity) -> Iterator[Arrival]:
         root = root_hash(identity, salt=f"copy-{copy}")

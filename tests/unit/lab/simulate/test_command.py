@@ -63,6 +63,23 @@ def test_a_trace_is_served_by_each_router_that_is_named(traces: Path) -> None:
     assert report["metrics"]["requests_count"] == 24
 
 
+def test_users_who_wait_send_as_fast_as_they_are_answered(traces: Path) -> None:
+    simulated = ["simulate", trace_of(traces), "--instances", "1", "--json", "--users"]
+    one, four = (
+        json.loads(RUNNER.invoke(build_app(), [*simulated, users, "--max-batch", "2"]).stdout)["routers"][0]
+        for users in ("1", "4")
+    )
+    assert four["requests_per_s"] > 1.2 * one["requests_per_s"]
+    assert four["ttft_p50_s"] > one["ttft_p50_s"]
+    assert one["requests_by_instance"] == four["requests_by_instance"] == "24"
+    assert one["of_ceiling_ratio"] == 1.0
+    some = json.loads(RUNNER.invoke(build_app(), [*simulated, "1", "--duration", "1"]).stdout)
+    assert 0 < some["metrics"]["requests_count"] < 24
+    assert "don't use TTFT p99" in str(
+        json.loads(RUNNER.invoke(build_app(), [*simulated, "1", "--profile", "h200-7b"]).stdout)["not_run"]
+    )
+
+
 def test_tables_are_printed_for_people(traces: Path) -> None:
     said = RUNNER.invoke(build_app(), ["simulate", trace_of(traces), "--limit", "8", "--markdown"])
     assert said.exit_code == 0, said.output
@@ -83,7 +100,7 @@ def test_ctrl_c_leaves_the_routers_that_are_done(traces: Path, monkeypatch: pyte
     assert (said.code, said.err) == (130, "kvgate: interrupted\n")
     report = json.loads(said.out)
     assert [row["router"] for row in report["routers"]] == ["cost_aware"]
-    assert report["not_run"] == {"round_robin": "interrupted"}
+    assert report["not_run"]["round_robin"] == "interrupted"
     assert typed(*simulated, "round_robin") == (130, "", "kvgate: interrupted\n")
     bench = ("bench", "fleet", "--quick", "--traces", str(traces), "--routing", "round_robin")
     said = typed(*bench)
@@ -130,6 +147,7 @@ def test_studies_compare_fleets_of_one_run(traces: Path) -> None:
         (["--profile", "magic"], "unknown profile 'magic'; known: "),
         (["--nvme", "64GiB"], "NVMe needs DDR"),
         (["--routing", ","], "no router is named"),
+        (["--duration", "5"], "--duration is of --users"),
         (["--json", "--markdown"], "give one of them"),
         (["--ddr", "500TiB"], "--ddr 500TiB: at most "),
         (["--ddr", "inf"], "--ddr is 'inf'; expected an amount of memory"),
