@@ -118,10 +118,10 @@ class FairThreads:
         if not memory_bytes:
             job.add_done_callback(lambda _: loop.call_soon_threadsafe(self._ended, lane))
             return job
-        self.memory.charge(tenant, memory_bytes)
+        counted = self.memory.charge(tenant, memory_bytes)
 
         def ended() -> None:
-            self.memory.give_back(tenant, memory_bytes)
+            self.memory.give_back(tenant, counted)
             self._ended(lane)
 
         job.add_done_callback(lambda _: loop.call_soon_threadsafe(ended))

@@ -47,15 +47,24 @@ class BodyMemory:
                 code="saturated",
                 retry_after_s=_RETRY_AFTER_S,
             )
-        self.charge(tenant, size)
-
-    def charge(self, tenant: TenantId, size: int) -> None:
-        """Count bytes that a request takes to go on, also where they don't fit: later bodies wait for them."""
-        self._held[tenant] = self._held.get(tenant, 0) + size
+        self._held[tenant] = held
         self.held_bytes += size
+
+    def charge(self, tenant: TenantId, size: int) -> int:
+        """Count bytes that a request takes to go on, up to as many as are free then, and return how many: it goes
+        on in any case, and others find room.
+        """
+        held = self._held.get(tenant, 0)
+        size = min(size, max(0, self._most_bytes - self.held_bytes - held) // 2)
+        if size:
+            self._held[tenant] = held + size
+            self.held_bytes += size
+        return size
 
     def give_back(self, tenant: TenantId, size: int) -> None:
         """Count bytes no longer that ``take`` or ``charge`` has counted."""
+        if not size:
+            return
         self.held_bytes -= size
         left = self._held[tenant] - size
         if left:

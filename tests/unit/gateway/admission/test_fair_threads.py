@@ -11,7 +11,7 @@ import pytest
 
 from gateway.admission.fair_threads import LONG_BYTES, FairThreads
 from gateway.errors import RateLimitedError
-from gateway.http.body_memory import BodyMemory
+from gateway.http.body_memory import TIMES, BodyMemory
 from gateway.limits import TenantLimits
 from gateway.types import Tenant, TenantId
 from kvcontrol.core.priority import Priority
@@ -177,11 +177,15 @@ async def test_memory_counts_from_the_beginning_of_work_to_its_end_also_when_its
                 await asyncio.sleep(0.001)
 
 
-async def test_bodies_are_refused_while_tokenizing_takes_the_memory() -> None:
+async def test_a_tenants_bodies_are_refused_while_its_tokenizing_takes_its_memory_and_others_find_room() -> None:
     with threads_of(1) as threads:
         gate = Gate()
-        running = asyncio.create_task(threads.run(gate, tenant=tenant("t"), size_bytes=MEMORY_BYTES // 20, times=16))
+        running = asyncio.create_task(threads.run(gate, tenant=tenant("t"), size_bytes=MEMORY_BYTES, times=16))
         await asyncio.to_thread(gate.begun.wait, LIMIT_S)
+        assert threads.memory.held_bytes == MEMORY_BYTES // 2
+        other = threads.memory.reserve(TenantId("other"))
+        other.take(MEMORY_BYTES // 8 // TIMES)
+        other.give_back()
         body = threads.memory.reserve(TenantId("t"))
         with pytest.raises(RateLimitedError, match="saturated"):
             body.take(1)
