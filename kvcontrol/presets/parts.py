@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from kvcontrol.core.quantisation import KVQuantisation
 from kvcontrol.core.write_mode import WriteMode
 from kvcontrol.kv_policy import POLICIES
 from kvcontrol.presets.section import Section
@@ -12,7 +13,6 @@ SHIPPED_POLICIES: Final = tuple(POLICIES)
 """A preset names no policy that isn't there."""
 DEVICES: Final = ("cuda", "cpu", "ascend", "camb", "none")
 """LMDeploy's names of devices, ``cpu`` (kvgate's own back end), and ``none``: LMDeploy has no back end for it."""
-KV_QUANTISATIONS: Final = ("none", "int4", "int8", "fp8", "fp8_e5m2")
 MAX_TOKENS: Final = 10_000_000
 MOST_TARGET_MS: Final = 60_000
 
@@ -233,7 +233,7 @@ def _quota(section: Section) -> QuotaPart:
 def _flags(section: Section) -> EngineFlags:
     flags = EngineFlags(
         device=section.choice("device", DEVICES),
-        kv_quantisation=section.choice("kv_quantisation", KV_QUANTISATIONS),
+        kv_quantisation=section.choice("kv_quantisation", tuple(KVQuantisation)),
         piecewise_cudagraph_tokens=section.integer("piecewise_cudagraph_tokens", 1, MAX_TOKENS)
         if section.has("piecewise_cudagraph_tokens")
         else None,

@@ -1,9 +1,15 @@
 """Options of an engine that the machine or the engine's role rules out."""
 
+from collections.abc import Sequence
+
+from kvcontrol.core.quantisation import KVQuantisation
 from kvcontrol.core.roles import EngineRole
 from kvgate.engine.instance import EngineLimits
 from kvgate.failure import CommandError
-from kvgate.host.machine import available_memory_bytes
+from kvgate.host.machine import Gpu, available_memory_bytes, gpu_compute_capability
+
+_FP8_CAPABILITY = {KVQuantisation.FP8: 8.9, KVQuantisation.FP8_E5M2: 8.0}
+"""From which compute capability on a GPU converts the type."""
 
 
 def need_possible_role(role: EngineRole, *, on_gpu: bool, tiers: bool) -> None:
@@ -34,3 +40,19 @@ def need_fitting_memory(limits: EngineLimits, *, on_gpu: bool, count: int = 1) -
         )
     if not on_gpu and limits.kv_share is not None:
         raise CommandError("--kv-memory on a CPU is an amount, for example 2GiB; shares are for GPUs")
+
+
+def need_possible_kv_quantisation(limits: EngineLimits, gpus: Sequence[Gpu]) -> None:
+    """Raise ``CommandError`` for a type of KV that one of the GPUs can't compute with."""
+    least = None if limits.kv_quantisation is None else _FP8_CAPABILITY.get(limits.kv_quantisation)
+    if least is None:
+        return
+    for gpu in gpus:
+        found = gpu_compute_capability(gpu)
+        if found is not None and found < least:
+            raise CommandError(
+                f"KV in {limits.kv_quantisation} needs a GPU of compute capability {least} or higher; "
+                f"{gpu.name} has {found}",
+                "allowed here: "
+                + ", ".join(each for each in KVQuantisation if _FP8_CAPABILITY.get(each, 0.0) <= found),
+            )

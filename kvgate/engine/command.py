@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from kvgate.display import plain
 from kvgate.engine.block_size import need_possible_block_size
-from kvgate.engine.checks import need_fitting_memory, need_possible_role
+from kvgate.engine.checks import need_fitting_memory, need_possible_kv_quantisation, need_possible_role
 from kvgate.engine.extra import need_engine_extra
 from kvgate.engine.fit import need_fitting_tiers
 from kvgate.engine.instance import EngineLimits, Instance
@@ -42,6 +42,7 @@ def engine(options: EngineOptions) -> None:
     limits = replace(options.limits, context_tokens=options.context_length)
     need_fitting_memory(limits, on_gpu=bool(gpus))
     limits = _with_tiers(limits, tiers, preset, served)
+    need_possible_kv_quantisation(limits, gpus)
     instance = Instance(
         model=served,
         host=options.host,

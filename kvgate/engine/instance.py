@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from engines.models.cache import cache_dir
+from kvcontrol.core.quantisation import KVQuantisation
 from kvcontrol.core.roles import EngineRole
 from kvgate.engine.model import Model
 from kvgate.engine.tiers import TierOptions
@@ -51,7 +52,7 @@ class EngineLimits:
     cpu_threads: int | None = None
     max_prefill_tokens: int | None = None
     itl_target_ms: float | None = None
-    kv_quantisation: str | None = None
+    kv_quantisation: KVQuantisation | None = None
     piecewise_cudagraph_tokens: int | None = None
     tiers: TierOptions = field(default_factory=TierOptions)
 

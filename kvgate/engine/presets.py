@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from kvcontrol.core.quantisation import KVQuantisation
 from kvgate.engine.instance import EngineLimits
 from kvgate.engine.model import Model
 from kvgate.failure import CommandError
@@ -76,7 +77,7 @@ def with_preset(limits: EngineLimits, preset: "Preset", model: Model, engines_pe
         kv_share=share,
         max_prefill_tokens=preset.max_prefill_tokens,
         itl_target_ms=preset.itl_target_ms if limits.itl_target_ms is None else limits.itl_target_ms,
-        kv_quantisation=preset.engine.kv_quantisation,
+        kv_quantisation=limits.kv_quantisation or KVQuantisation(preset.engine.kv_quantisation),
         piecewise_cudagraph_tokens=preset.engine.piecewise_cudagraph_tokens,
     )
 

@@ -5,6 +5,7 @@ from typing import Annotated, Final
 
 import typer
 
+from kvcontrol.core.quantisation import KVQuantisation
 from kvgate.engine.instance import EngineLimits
 from kvgate.engine.tier_flags import TierFlags
 from kvgate.engine.units import with_kv_memory
@@ -38,6 +39,14 @@ class SharedOptions(TierFlags):
             rich_help_panel=ENGINES,
         ),
     ] = None
+    kv_quant: Annotated[
+        KVQuantisation | None,
+        typer.Option(
+            help="How KV is stored: fp8 and int8 halve it, int4 quarters it, at a cost in accuracy. "
+            "Default: the preset's, else none.",
+            rich_help_panel=ENGINES,
+        ),
+    ] = None
     max_batch_size: Annotated[
         int | None,
         typer.Option(min=1, help="Largest batch of an engine: requests that run at once.", rich_help_panel=ENGINES),
@@ -67,5 +76,6 @@ class SharedOptions(TierFlags):
             max_batch_size=self.max_batch_size,
             cpu_threads=self.threads,
             itl_target_ms=self.itl_target,
+            kv_quantisation=self.kv_quant,
         )
         return with_kv_memory(limits, self.kv_memory)

@@ -58,6 +58,15 @@ def gpu_memory_bytes(gpu: Gpu) -> int | None:
     return int(answer) << 20 if answer.isdecimal() else None
 
 
+def gpu_compute_capability(gpu: Gpu) -> float | None:
+    """Return a GPU's compute capability, as 9.0, None where nvidia-smi doesn't tell."""
+    answer = _nvidia_smi(f"--id={gpu.selector}", "--query-gpu=compute_cap", "--format=csv,noheader").strip()
+    try:
+        return float(answer)
+    except ValueError:
+        return None
+
+
 def torch_version() -> str | None:
     """Return the installed torch's version with its build (``2.13.0+cpu``), None when it isn't installed."""
     try:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from gateway.loopback import is_loopback
 from kvcontrol.core.roles import KVTransport
-from kvgate.engine.checks import need_fitting_memory
+from kvgate.engine.checks import need_fitting_memory, need_possible_kv_quantisation
 from kvgate.engine.instance import HEALTH_PATH, EngineLimits, Instance
 from kvgate.engine.model import Model
 from kvgate.failure import CommandError
@@ -137,6 +137,7 @@ def plan_instances(  # noqa: PLR0913 - what a machine has, and what is asked of 
     Raises ``CommandError`` when ``limits`` don't fit the device.
     """
     count = len(ports) // PORTS_PER_INSTANCE
+    need_possible_kv_quantisation(limits, gpus)
     limits = _with_memory(limits, model, count, len(gpus))
     return [
         Instance(

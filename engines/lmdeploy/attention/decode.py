@@ -6,6 +6,8 @@ one KV head fit on the device at once, and a sequence gets as many pieces as its
 pieces from the lengths on the device, so a captured CUDA graph serves any lengths without a plan made on the host.
 The arithmetic is that of FlashDecoding (Dao et al., 2023): partial outputs, each with its log-sum-exp, then a merge.
 
+KV in fp8 is multiplied in float16, which holds every value of e4m3 and e5m2 and costs one conversion.
+
 Needs Triton and a CUDA device; nothing imports this module where there is none.
 """
 
@@ -51,6 +53,8 @@ def _attend_kernel(
     table_ptr,
     partial_ptr,
     weight_ptr,
+    k_scale_ptr,
+    v_scale_ptr,
     scale,
     table_stride,
     stride_q: tl.constexpr,
@@ -72,6 +76,7 @@ def _attend_kernel(
     page: tl.constexpr,
     least: tl.constexpr,
     overlap: tl.constexpr,
+    is_fp8: tl.constexpr,
 ):
     """One piece of one sequence for the query heads of one KV head: its output, and log2 of its sum of weights."""
     kv_head = tl.program_id(0)
@@ -92,6 +97,9 @@ def _attend_kernel(
         offs_d = tl.arange(0, dim)
         offs_v = tl.arange(0, dim_v)
         q = tl.load(q_ptr + row * stride_q + head[:, None] * stride_qh + offs_d[None, :], mask=mask_g[:, None], other=0)
+        if is_fp8:
+            # With the scale in it no query leaves float16's range.
+            q = (q.to(tl.float32) * (scale * tl.load(k_scale_ptr))).to(tl.float16)
         k_ptrs = k_ptr + kv_head * stride_kh + offs_n[None, :] * stride_kt + offs_d[:, None]
         v_ptrs = v_ptr + kv_head * stride_vh + offs_n[:, None] * stride_vt + offs_v[None, :]
         table = table_ptr + row.to(tl.int64) * table_stride
@@ -103,7 +111,11 @@ def _attend_kernel(
             block = tl.load(table + index).to(tl.int64)
             k = tl.load(k_ptrs + block * stride_kp)
             v = tl.load(v_ptrs + block * stride_vp)
-            scores = tl.dot(q, k) * scale
+            if is_fp8:
+                scores = tl.dot(q, k.to(tl.float16))
+                v = v.to(tl.float16)
+            else:
+                scores = tl.dot(q, k) * scale
             scores = tl.where((index * page + offs_n < length)[None, :], scores, -float("inf"))
             higher = tl.maximum(most, tl.max(scores, 1))
             weights = tl.exp2(scores - higher[:, None])
@@ -112,6 +124,8 @@ def _attend_kernel(
             acc = acc * shrink[:, None] + tl.dot(weights.to(v.dtype), v)
             most = higher
 
+        if is_fp8:
+            acc = acc * tl.load(v_scale_ptr)
         out = piece * heads + head
         tl.store(partial_ptr + out[:, None] * dim_v + offs_v[None, :], acc / total[:, None], mask=mask_g[:, None])
         tl.store(weight_ptr + out, most + tl.log2(total), mask=mask_g)
@@ -170,12 +184,14 @@ def attend(
     lengths: torch.Tensor,
     page_table: torch.Tensor,
     softmax_scale: float,
+    fp8_scales: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> torch.Tensor:
     """Return the attention of one query token a sequence, ``[batch, heads, dim_v]``.
 
     ``q`` is ``[batch, heads, dim]``, the caches ``[blocks, page, kv_heads, dim]`` and ``[blocks, page, kv_heads,
     dim_v]``, ``lengths`` ``[batch]`` tokens (integers), ``page_table`` ``[batch, pages]``; the last axis of each is
-    contiguous. Dimensions and pages are powers of two from 16. The call allocates scratch of
+    contiguous. Dimensions and pages are powers of two from 16. Caches in fp8 come with ``fp8_scales``, float32 scalars
+    on the device by which stored keys and values are multiplied. The call allocates scratch of
     ``pieces * heads * (dim_v + 1)`` floats and doesn't wait for the device.
     """
     batch, heads, dim = q.shape
@@ -186,6 +202,7 @@ def attend(
     weight = torch.empty((pieces, heads), dtype=torch.float32, device=q.device)
     out = torch.empty((batch, heads, dim_v), dtype=q.dtype, device=q.device)
     group = heads // kv_heads
+    k_scale, v_scale = fp8_scales or (lengths, lengths)  # the kernel reads them with fp8 alone
     shared = {
         "batch": batch,
         "rows_padded": triton.next_power_of_2(batch),
@@ -204,6 +221,8 @@ def attend(
         page_table,
         partial,
         weight,
+        k_scale,
+        v_scale,
         softmax_scale * _LOG2_E,
         page_table.stride(0),
         stride_q=q.stride(0),
@@ -217,6 +236,7 @@ def attend(
         group=group,
         group_padded=max(16, triton.next_power_of_2(group)),
         dim=dim,
+        is_fp8=fp8_scales is not None,
         num_warps=4,
         num_stages=3,
         **shared,

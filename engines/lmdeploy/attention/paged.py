@@ -14,6 +14,8 @@ _LEAST_DIM: Final = 16
 _MOST_PAGE: Final = 128
 _TOLERANCE: Final = 0.01
 """Relative difference (norm) from LMDeploy's kernel; two bfloat16 kernels differ by about 0.003."""
+_FP8_POLICIES: Final = {16: "float8_e4m3fn", 17: "float8_e5m2"}
+"""LMDeploy's ``QuantPolicy`` of KV in fp8 with one scale, and the type that is stored."""
 _log = logging.getLogger("lmdeploy.kvgate")
 
 
@@ -28,32 +30,33 @@ class PagedAttention:
         """Return the attention of the step's query tokens; LMDeploy's arguments."""
         if not _serves(q, k_cache, v_cache, options):
             return self._stock(q, k_cache, v_cache, **options)
-        shape = (tuple(q.shape[1:]), tuple(k_cache.shape[1:]), v_cache.shape[3], q.dtype, q.device)
+        shape = (tuple(q.shape[1:]), tuple(k_cache.shape[1:]), v_cache.shape[3], q.dtype, k_cache.dtype, q.device)
+        scales = _fp8_scales(options)
         if shape not in self._verdicts:
-            self._verdicts[shape] = _problem(self._stock, q, k_cache, v_cache)
+            self._verdicts[shape] = _problem(self._stock, q, k_cache, v_cache, scales)
             _log_verdict(shape, self._verdicts[shape])
         if self._verdicts[shape] is not None:
             return self._stock(q, k_cache, v_cache, **options)
         from engines.lmdeploy.attention.decode import attend
 
         scale = options.get("softmax_scale") or q.shape[-1] ** -0.5
-        return attend(q, k_cache, v_cache, options["cache_seqlens"], options["page_table"], scale)
+        return attend(q, k_cache, v_cache, options["cache_seqlens"], options["page_table"], scale, scales)
 
 
 def _serves(q: Any, k_cache: Any, v_cache: Any, options: dict[str, Any]) -> bool:
-    """Whether our kernel computes this: one token a sequence, plain KV of one type, no window, no bias."""
+    """Whether our kernel computes this: one token a sequence, KV of the query's type or fp8, no window, no bias."""
     window = options.get("window_size")
     if isinstance(window, tuple | list):
         window = window[0]
     page, kv_heads, dim = k_cache.shape[1:]
     return (
         q.shape[0] == options["cache_seqlens"].shape[0]
-        and int(options.get("quant_policy") or 0) == 0
+        and k_cache.dtype == v_cache.dtype
+        and _is_known_type(q, k_cache, options)
         and (window is None or window <= 0)
         and not (options.get("softcap") or 0.0) > 0.0
         and options.get("alibi_slopes") is None
         and options.get("sinks") is None
-        and q.dtype == k_cache.dtype == v_cache.dtype
         and q.dtype.itemsize == 2  # noqa: PLR2004 - bfloat16 and float16, which tensor cores multiply as they are
         and all(_power_of_two(n) and n >= _LEAST_DIM for n in (page, dim, v_cache.shape[3]))
         and page <= _MOST_PAGE
@@ -63,11 +66,28 @@ def _serves(q: Any, k_cache: Any, v_cache: Any, options: dict[str, Any]) -> bool
     )
 
 
+def _is_known_type(q: Any, k_cache: Any, options: dict[str, Any]) -> bool:
+    policy = int(options.get("quant_policy") or 0)
+    if policy in _FP8_POLICIES:
+        scales = options.get("k_scales_zeros"), options.get("v_scales_zeros")
+        return k_cache.dtype.itemsize == 1 and all(each is not None and each.numel() == 1 for each in scales)
+    return policy == 0 and q.dtype == k_cache.dtype
+
+
+def _fp8_scales(options: dict[str, Any]) -> tuple[Any, Any] | None:
+    """Return the scales of keys and values that are stored in fp8, None for others."""
+    if int(options.get("quant_policy") or 0) not in _FP8_POLICIES:
+        return None
+    return options["k_scales_zeros"], options["v_scales_zeros"]
+
+
 def _power_of_two(number: int) -> bool:
     return number > 0 and number & (number - 1) == 0
 
 
-def _problem(stock: Callable[..., Any], q: Any, k_cache: Any, v_cache: Any) -> str | None:
+def _problem(
+    stock: Callable[..., Any], q: Any, k_cache: Any, v_cache: Any, scales: tuple[Any, Any] | None
+) -> str | None:
     """Compare both kernels on random KV of unequal lengths; return why ours is not used, None if it is correct."""
     import torch
 
@@ -91,7 +111,12 @@ def _problem(stock: Callable[..., Any], q: Any, k_cache: Any, v_cache: Any) -> s
         seqlens = torch.tensor(lengths, device=q.device, dtype=torch.int32)
         starts = torch.arange(len(lengths) + 1, device=q.device, dtype=torch.int32)
         scale = dim**-0.5
-        ours = attend(query, k, v, seqlens, table, scale).float()
+        ours = attend(query, k, v, seqlens, table, scale, scales).float()
+        quantised = (
+            {}
+            if scales is None
+            else {"quant_policy": _policy_of(k_cache), "k_scales_zeros": scales[0], "v_scales_zeros": scales[1]}
+        )
         theirs = stock(
             query,
             k,
@@ -101,6 +126,7 @@ def _problem(stock: Callable[..., Any], q: Any, k_cache: Any, v_cache: Any) -> s
             cu_seqlens_q=starts,
             max_seqlen_q=1,
             softmax_scale=scale,
+            **quantised,
         ).float()
         difference = float((ours - theirs).norm() / theirs.norm())
     except Exception as error:  # noqa: BLE001 - a compiler may raise anything, and LMDeploy's kernel serves
@@ -110,9 +136,18 @@ def _problem(stock: Callable[..., Any], q: Any, k_cache: Any, v_cache: Any) -> s
     return None
 
 
+def _policy_of(cache: Any) -> Any:
+    """Return LMDeploy's ``QuantPolicy`` of a cache in fp8."""
+    from lmdeploy.messages import QuantPolicy
+
+    stored = str(cache.dtype).removeprefix("torch.")
+    return QuantPolicy(next(policy for policy, name in _FP8_POLICIES.items() if name == stored))
+
+
 def _log_verdict(shape: tuple[Any, ...], problem: str | None) -> None:
     heads, dim = shape[0]
-    what = f"{heads} query heads of {dim}, pages of {shape[1][0]} tokens"
+    stored = str(shape[4]).removeprefix("torch.")
+    what = f"{heads} query heads of {dim}, pages of {shape[1][0]} tokens, KV in {stored}"
     if problem is None:
         _log.info("decode attention (%s): kvgate's kernel in equal pieces", what)
     else:

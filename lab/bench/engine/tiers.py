@@ -225,7 +225,7 @@ def _metrics(found: dict[str, Any]) -> dict[str, float]:
     for name, gaps in found["itl"].items():
         if len(gaps) > 1:
             metrics[f"itl_{name}_p50_ms"] = statistics.median(gaps) * 1e3
-            metrics[f"itl_{name}_p99_ms"] = statistics.quantiles(gaps, n=100)[-1] * 1e3
+            metrics[f"itl_{name}_p99_ms"] = statistics.quantiles(gaps, n=100, method="inclusive")[-1] * 1e3
             metrics[f"itl_{name}_max_ms"] = max(gaps) * 1e3
     if "long" in found:
         metrics |= {

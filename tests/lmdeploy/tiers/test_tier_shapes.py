@@ -53,6 +53,20 @@ def test_an_engine_of_another_shape_restores_right_tokens(
         assert tiered.offload.failed_loads == tiered.offload.guard_errors == 0
 
 
+@pytest.mark.parametrize("quant_policy", [8, 16], ids=["int8", "fp8"])
+def test_quantised_kv_comes_back_as_it_was_stored(
+    tiny_llama: Path, settings: pytest.MonkeyPatch, quant_policy: int
+) -> None:
+    del settings
+    with TieredEngine.start(tiny_llama, quant_policy=quant_policy, num_gpu_blocks=256) as roomy:
+        expected = [roomy.run(prompt, new_tokens=NEW_TOKENS)[0] for prompt in PROMPTS]
+    with TieredEngine.start(tiny_llama, quant_policy=quant_policy) as tiered:
+        visit(tiered, expected)
+        tiered.check()
+        assert tiered.offload.loads >= len(PROMPTS)
+        assert tiered.offload.failed_loads == tiered.offload.guard_errors == 0
+
+
 def test_events_tell_what_each_tier_holds_and_nvme_is_written_while_the_engine_idles(
     tiny_llama: Path, settings: pytest.MonkeyPatch, tmp_path: Path, expected: list[list[int]]
 ) -> None:

@@ -26,6 +26,19 @@ def test_one_token_a_sequence_over_plain_pages_is_ours() -> None:
     assert paged._serves(*tensors, options)
 
 
+@pytest.mark.parametrize(("policy", "stored"), [(16, torch.float8_e4m3fn), (17, torch.float8_e5m2)])
+def test_pages_in_fp8_with_one_scale_are_ours_and_their_scales_go_along(policy: int, stored: torch.dtype) -> None:
+    scales = torch.ones(()), torch.ones(())
+    (query, k, v), options = inputs(quant_policy=policy, k_scales_zeros=scales[0], v_scales_zeros=scales[1])
+    k, v = k.to(stored), v.clone().to(stored)
+    assert paged._serves(query, k, v, options)
+    assert paged._fp8_scales(options) == scales
+    assert paged._policy_of(k) == policy
+    assert not paged._serves(query, k.to(query.dtype), v.to(query.dtype), options)
+    assert not paged._serves(query, k, v, {**options, "k_scales_zeros": torch.ones(3)})
+    assert not paged._serves(query, k, v, {**options, "quant_policy": 0})
+
+
 @pytest.mark.parametrize(
     "other",
     [

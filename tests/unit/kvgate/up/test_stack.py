@@ -11,8 +11,8 @@ from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
 from gateway.settings import setting_fields
+from kvcontrol.core.quantisation import KVQuantisation
 from kvcontrol.presets import Presets
-from kvcontrol.presets.parts import KV_QUANTISATIONS
 from kvgate.engine.instance import GATEWAY_SECRETS, EngineLimits, Instance
 from kvgate.engine.model import Model
 from kvgate.engine.presets import with_preset
@@ -293,7 +293,7 @@ def test_what_a_preset_sets_is_what_lmdeploys_own_parser_takes(monkeypatch: pyte
     SubCliServe.add_parser_api_server()
     parser = SubCliServe.subparsers.choices["api_server"]
     shipped = Presets.shipped()
-    for quantisation in KV_QUANTISATIONS:
+    for quantisation in KVQuantisation:
         for name in shipped.workloads:
             limits = replace(
                 with_preset(EngineLimits(), shipped.preset(name, "nvidia-h100"), MODEL, 1), kv_quantisation=quantisation
