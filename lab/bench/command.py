@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kvcontrol.core.quantisation import KVQuantisation
 from kvgate.display import errors
 from kvgate.engine.model import Model, embedded_model, model_from_folder, tiny_model
 from kvgate.engine.units import parse_bytes
@@ -21,7 +22,7 @@ from lab.bench.commands.served import run_attention, run_served
 from lab.bench.commands.steps import run_overtaking, run_steps
 from lab.bench.engine import host_report as host
 from lab.bench.engine import overtaking, steps
-from lab.bench.options import AsJson, AsMarkdown, say
+from lab.bench.options import AsJson, AsMarkdown, KVQuant, say
 from lab.bench.served import run as served
 from lab.report import Host, Report
 from lab.show import show
@@ -224,6 +225,7 @@ def run_tiers(  # noqa: PLR0913 - each is one option
     piecewise_tokens: Annotated[
         int, typer.Option(min=0, help="LMDeploy's piecewise CUDA graphs up to so many tokens; 0: off.")
     ] = 0,
+    kv_quant: KVQuant = KVQuantisation.NONE,
     seed: Annotated[int, typer.Option(help="Another seed, other prompts.")] = 1,
     as_json: AsJson = False,
 ) -> None:
@@ -241,6 +243,7 @@ def run_tiers(  # noqa: PLR0913 - each is one option
         ddr_bytes=None if ddr is None else parse_bytes(ddr, option="--ddr"),
         nvme_dir=nvme_dir,
         piecewise_tokens=piecewise_tokens,
+        kv_quantisation=kv_quant,
         seed=seed,
     )
     show(Report(bench=tiers.NAME, host=Host.here(), metrics=tiers.run(wanted)), as_json=as_json)

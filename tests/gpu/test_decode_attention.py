@@ -23,10 +23,13 @@ LENGTHS = [
 class Case:
     """Random KV in a pool as LMDeploy lays it out, K beside V, and one query token a sequence."""
 
-    def __init__(self, shape: tuple[int, int, int], lengths: list[int]) -> None:
+    def __init__(self, shape: tuple[int, int, int], lengths: list[int], stored: torch.dtype = torch.bfloat16) -> None:
         self.heads, self.kv_heads, self.dim = shape
         self.lengths = lengths
-        pool = torch.randn((BLOCKS, 2, PAGE, self.kv_heads, self.dim), device="cuda").to(torch.bfloat16)
+        pool = torch.randn((BLOCKS, 2, PAGE, self.kv_heads, self.dim), device="cuda").to(stored)
+        self.fp8_scales = None
+        if stored.itemsize == 1:
+            self.fp8_scales = torch.tensor(1.5, device="cuda"), torch.tensor(0.5, device="cuda")
         self.k, self.v = pool[:, 0], pool[:, 1]
         pages = max(lengths) // PAGE + 2
         self.table = torch.randint(0, BLOCKS, (len(lengths), pages), device="cuda", dtype=torch.int32)
@@ -38,24 +41,27 @@ class Case:
         rows = []
         for row, length in enumerate(self.lengths):
             pages = self.table[row, : -(-length // PAGE)].long()
-            k = self.k[pages].reshape(-1, self.kv_heads, self.dim)[:length].double()
-            v = self.v[pages].reshape(-1, self.kv_heads, self.dim)[:length].double()
+            k = self.k.float()[pages].reshape(-1, self.kv_heads, self.dim)[:length].double()
+            v = self.v.float()[pages].reshape(-1, self.kv_heads, self.dim)[:length].double()
+            if self.fp8_scales is not None:
+                k, v = k * self.fp8_scales[0], v * self.fp8_scales[1]
             k, v = (each.repeat_interleave(self.heads // self.kv_heads, 1) for each in (k, v))
             scores = torch.einsum("hd,lhd->hl", self.q[row].double(), k) * self.scale
             rows.append(torch.einsum("hl,lhd->hd", scores.softmax(-1), v))
         return torch.stack(rows)
 
 
+@pytest.mark.parametrize("stored", [torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_every_sequence_gets_its_attention_whatever_the_lengths_beside_it(
-    shape: tuple[int, int, int], lengths: list[int]
+    shape: tuple[int, int, int], lengths: list[int], stored: torch.dtype
 ) -> None:
     from engines.lmdeploy.attention.decode import attend
 
-    case = Case(shape, lengths)
+    case = Case(shape, lengths, stored)
     expected = case.expected()
-    got = attend(case.q, case.k, case.v, case.seqlens, case.table, case.scale).double()
+    got = attend(case.q, case.k, case.v, case.seqlens, case.table, case.scale, case.fp8_scales).double()
     assert not got.isnan().any()
     assert (got - expected).norm() <= 0.005 * expected.norm()
 

@@ -25,7 +25,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random Llama with heads of 128, as the attention kernels need them."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
+    from engines.models.tiny import write_tokenizer
+
     folder = tmp_path_factory.mktemp("model")
+    write_tokenizer(folder)
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=VOCAB_TOKENS,

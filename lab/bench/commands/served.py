@@ -8,10 +8,11 @@ from typing import Annotated
 
 import typer
 
+from kvcontrol.core.quantisation import KVQuantisation
 from kvgate.display import errors
 from kvgate.engine.model import model_from_folder, tiny_model
 from kvgate.failure import CommandError
-from lab.bench.options import AsJson, AsMarkdown, say
+from lab.bench.options import AsJson, AsMarkdown, KVQuant, say
 from lab.bench.served import run as served
 from lab.bench.served.subjects import Peer, Pool
 from lab.report import Grid, Host, Report
@@ -74,11 +75,12 @@ def run_served(  # noqa: PLR0913 - each is one option
         show(served.run(plan, say), as_json=as_json, as_markdown=as_markdown)
 
 
-def run_attention(
+def run_attention(  # noqa: PLR0913 - each is one option
     *,
     heads: Annotated[int, typer.Option(min=1, help="Query heads of a layer.")] = 28,
     kv_heads: Annotated[int, typer.Option(min=1, help="KV heads of a layer.")] = 4,
     head_dim: Annotated[int, typer.Option(min=16, help="Numbers of a head; a power of two.")] = 128,
+    kv_quant: KVQuant = KVQuantisation.NONE,
     as_json: AsJson = False,
     as_markdown: AsMarkdown = False,
 ) -> None:
@@ -90,10 +92,15 @@ def run_attention(
             f"--heads {heads} --kv-heads {kv_heads} --head-dim {head_dim}: heads must be a multiple of KV heads, "
             "and a head's numbers a power of two"
         )
+    if kv_quant in {KVQuantisation.INT4, KVQuantisation.INT8}:
+        raise CommandError(
+            f"--kv-quant {kv_quant}: kvgate has no kernel for it, and LMDeploy's serves",
+            "allowed: none, fp8, fp8_e5m2",
+        )
     shape = attention.Shape(heads=heads, kv_heads=kv_heads, dim=head_dim)
     not_run = {}
     try:
-        decode = attention.decode_times(shape)
+        decode = attention.decode_times(shape, kv_quant)
     except attention.UnavailableError as error:
         raise CommandError(f"attention can't be measured: {error}", "run it on a machine with a CUDA GPU") from error
     try:

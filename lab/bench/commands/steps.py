@@ -6,11 +6,12 @@ from typing import Annotated
 
 import typer
 
+from kvcontrol.core.quantisation import KVQuantisation
 from kvgate.display import errors
 from kvgate.engine.model import Model, model_from_folder, tiny_model
 from kvgate.failure import CommandError
 from lab.bench.engine import overtaking, steps
-from lab.bench.options import AsJson, AsMarkdown
+from lab.bench.options import AsJson, AsMarkdown, KVQuant
 from lab.show import show
 
 _FOLDER = Annotated[Path | None, typer.Option(help="A model folder.")]
@@ -21,11 +22,12 @@ def run_steps(
     *,
     model: _FOLDER = None,
     tiny: _TINY = False,
+    kv_quant: KVQuant = KVQuantisation.NONE,
     as_json: AsJson = False,
     as_markdown: AsMarkdown = False,
 ) -> None:
     """Decode steps of a whole engine and first tokens of short and of cached prompts: stock LMDeploy and kvgate."""
-    plan = steps.StepsPlan(model=str(_model(model, tiny=tiny).folder))
+    plan = steps.StepsPlan(model=str(_model(model, tiny=tiny).folder), kv_quantisation=kv_quant)
     if tiny:
         plan = replace(
             plan, contexts=((100, 300, 900), (400,) * 3), hit_tokens=1_000, answer_tokens=40, block_tokens=16

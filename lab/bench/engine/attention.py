@@ -10,6 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
+from kvcontrol.core.quantisation import KVQuantisation
+from lab.bench.engine.quantised import policy_of
+
 _POOL_BLOCKS: Final = 9000
 _ROUNDS: Final = 5
 _REPLAYS: Final = 20
@@ -23,6 +26,9 @@ _LENGTHS: Final = (
     (300, 2_000, 5_000, 8_000, 20_000, 40_000, 60_000, 90_000) * 2,
 )
 _PROMPTS: Final = ((64, 16_384), (64, 57_344), (64, 102_400), (256, 102_400), (1024, 102_400))
+
+
+_FP8: Final = {KVQuantisation.FP8: "float8_e4m3fn", KVQuantisation.FP8_E5M2: "float8_e5m2"}
 
 
 class UnavailableError(RuntimeError):
@@ -60,8 +66,11 @@ class PromptTimes:
     split_us: float
 
 
-def decode_times(shape: Shape) -> list[DecodeTimes]:
-    """Time decode attention; raises ``UnavailableError`` without CUDA, Triton or LMDeploy's kernels."""
+def decode_times(shape: Shape, quantisation: KVQuantisation = KVQuantisation.NONE) -> list[DecodeTimes]:
+    """Time decode attention over KV in bfloat16 or fp8.
+
+    Raises ``UnavailableError`` without CUDA, Triton or LMDeploy's kernels.
+    """
     torch = _torch()
     try:
         from lmdeploy.pytorch.kernels.cuda import flash_attn_with_kvcache
@@ -70,6 +79,12 @@ def decode_times(shape: Shape) -> list[DecodeTimes]:
     except ImportError as error:
         raise UnavailableError(f"the kernels can't be imported: {error}") from error
     pool = torch.randn((_POOL_BLOCKS, 2, shape.page, shape.kv_heads, shape.dim), device="cuda").to(torch.bfloat16)
+    quantised: dict[str, Any] = {}
+    scales = None
+    if quantisation is not KVQuantisation.NONE:
+        pool = pool.to(getattr(torch, _FP8[quantisation]))
+        scales = torch.ones((), device="cuda"), torch.ones((), device="cuda")
+        quantised = {"quant_policy": policy_of(quantisation), "k_scales_zeros": scales[0], "v_scales_zeros": scales[1]}
     k, v, scale = pool[:, 0], pool[:, 1], shape.dim**-0.5
     found = []
     for lengths in _LENGTHS:
@@ -89,10 +104,11 @@ def decode_times(shape: Shape) -> list[DecodeTimes]:
                 cu_seqlens_q=starts,
                 max_seqlen_q=1,
                 softmax_scale=scale,
+                **quantised,
             )
 
         def ours(q: Any = q, seqlens: Any = seqlens, table: Any = table) -> Any:
-            return attend(q, k, v, seqlens, table, scale)
+            return attend(q, k, v, seqlens, table, scale, scales)
 
         expected = stock().float()
         ours_us = _graph_us(torch, ours)
@@ -101,7 +117,7 @@ def decode_times(shape: Shape) -> list[DecodeTimes]:
                 lengths=lengths,
                 stock_us=_graph_us(torch, stock),
                 ours_us=ours_us,
-                ours_gb_per_s=sum(lengths) * shape.kv_heads * shape.dim * 4 / ours_us / 1e3,
+                ours_gb_per_s=sum(lengths) * shape.kv_heads * shape.dim * 2 * pool.itemsize / ours_us / 1e3,
                 difference=float((ours().float() - expected).norm() / expected.norm()),
             )
         )

@@ -20,6 +20,8 @@ import sys
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
+from kvcontrol.core.quantisation import KVQuantisation
+from lab.bench.engine.quantised import policy_of
 from lab.bench.engine.visitor import Visit, Visitor
 from lab.bench.timed_chat import BenchmarkError
 from lab.report import Grid, Host, Report
@@ -40,6 +42,7 @@ class StepsPlan:
     hit_tokens: int = 16_384
     answer_tokens: int = 200
     block_tokens: int = 64
+    kv_quantisation: KVQuantisation = KVQuantisation.NONE
     vocab_tokens: int = 1_000
     """Token ids are below it."""
 
@@ -121,6 +124,7 @@ def child(mode: str, plan: StepsPlan) -> None:
         "num_gpu_blocks": (most + sequences * plan.answer_tokens) // plan.block_tokens + 64,
         "max_batch_size": 16,
         "enable_prefix_caching": True,
+        "quant_policy": policy_of(plan.kv_quantisation),
         "session_len": max(*(max(contexts) for contexts in plan.contexts), plan.hit_tokens) + plan.answer_tokens + 64,
     }
     if torch.cuda.is_available():

@@ -1,8 +1,8 @@
 """What a revisit costs when the pool was too small: stock LMDeploy beside tiers below it, in one run.
 
-``python -m lab.bench.engine.tiers MODEL [options]`` starts one engine after the other in processes of their
-own, gives each the same work, and prints one JSON object of metrics. The work is contexts visited in turn over a pool
-that holds about half of them, so that with LRU every revisit finds its context evicted:
+``python -m lab.bench.engine.tiers PLAN`` starts one engine in its process, does the work and prints its readings as one
+JSON object. The work is contexts visited in turn over a pool that holds about half of them, so that with LRU every
+revisit finds its context evicted:
 
     cold        the first round
     revisit     the rounds after: computed again (stock), loaded from DDR or NVMe (tiers)
@@ -14,7 +14,6 @@ Random token ids, fresh for every engine run (``--seed``), greedy, in process: n
 Tokens after a hit in HBM and after a restore are compared; cold ones are not, their chunks have other shapes.
 """
 
-import argparse
 import asyncio
 import itertools
 import json
@@ -26,9 +25,10 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
+from kvcontrol.core.quantisation import KVQuantisation
+from lab.bench.engine.quantised import policy_of
 from lab.bench.engine.visitor import Visitor
 
 MODES = ("stock", "ddr", "nvme")
@@ -57,6 +57,7 @@ class Plan:
     seed: int
     pause_s: float
     piecewise_tokens: int
+    kv_quantisation: KVQuantisation = KVQuantisation.NONE
     decode_tokens: int
     first_id: int
     last_id: int
@@ -166,6 +167,7 @@ def child(plan: Plan) -> None:
         "max_batch_size": plan.max_batch_size,
         "enable_prefix_caching": True,
         "session_len": max(plan.long_tokens, plan.context_tokens) + 1024,
+        "quant_policy": policy_of(plan.kv_quantisation),
     }
     if cuda:
         settings |= {"dtype": "bfloat16", "cudagraph_capture_batch_sizes": [1, plan.max_batch_size]}
@@ -249,7 +251,7 @@ def _run_child(plan: Plan, mode: str) -> dict[str, Any]:
             environment["KVGATE_ENGINE_NVME_PATH"] = folder
             environment["KVGATE_ENGINE_NVME_BYTES"] = str(plan.nvme_bytes)
             environment["KVGATE_ENGINE_WRITE_MODE"] = "write_through"
-        command = [sys.executable, "-m", __spec__.name if __spec__ else __name__, "--child", json.dumps(asdict(plan))]
+        command = [sys.executable, "-m", __spec__.name if __spec__ else __name__, json.dumps(asdict(plan))]
         sys.stderr.write(f"{mode} ...\n")
         try:
             done = subprocess.run(
@@ -266,38 +268,5 @@ def _run_child(plan: Plan, mode: str) -> dict[str, Any]:
     return readings
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Parse, run, print."""
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
-    if arguments[:1] == ["--child"]:
-        child(Plan(**json.loads(arguments[1])))
-        return
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", type=Path)
-    parser.add_argument("--modes", default="stock,ddr", help=f"of {','.join(MODES)}")
-    parser.add_argument("--contexts", type=int, default=12)
-    parser.add_argument("--context-tokens", type=int, default=16_384)
-    parser.add_argument("--long-tokens", type=int, default=0)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--kv-blocks", type=int, default=1_600)
-    parser.add_argument("--block-size", type=int, default=64)
-    parser.add_argument("--max-batch-size", type=int, default=16)
-    parser.add_argument("--ddr-bytes", type=int, default=20 << 30)
-    parser.add_argument("--nvme-bytes", type=int, default=20 << 30)
-    parser.add_argument("--nvme-path", default="")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--pause-s", type=float, default=0.3)
-    parser.add_argument("--piecewise-tokens", type=int, default=0)
-    parser.add_argument("--decode-tokens", type=int, default=600)
-    parser.add_argument("--first-id", type=int, default=1_000)
-    parser.add_argument("--last-id", type=int, default=150_000)
-    given = vars(parser.parse_args(arguments))
-    modes = [mode.strip() for mode in given.pop("modes").split(",")]
-    if unknown := [mode for mode in modes if mode not in MODES]:
-        parser.error(f"unknown modes {', '.join(unknown)}; known are {', '.join(MODES)}")
-    given["model"] = str(given["model"])
-    sys.stdout.write(json.dumps(run(Plan(**given), modes), indent=2) + "\n")
-
-
 if __name__ == "__main__":
-    main()
+    child(Plan(**json.loads(sys.argv[1])))

@@ -4,6 +4,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from kvcontrol.core.quantisation import KVQuantisation
 from kvgate.failure import CommandError
 from kvgate.host.machine import gpus
 from lab.bench.engine import tiers
@@ -31,6 +32,7 @@ class Revisits:
     ddr_bytes: int | None
     nvme_dir: Path | None
     piecewise_tokens: int
+    kv_quantisation: KVQuantisation = KVQuantisation.NONE
     seed: int
 
 
@@ -71,6 +73,7 @@ def plan_for(wanted: Revisits, *, on_gpu: bool) -> tiers.Plan:
         seed=wanted.seed,
         pause_s=0.3,
         piecewise_tokens=wanted.piecewise_tokens,
+        kv_quantisation=wanted.kv_quantisation,
         decode_tokens=600 if on_gpu else 120,
         first_id=_SPECIAL_IDS if int(config["vocab_size"]) > 2 * _SPECIAL_IDS else 5,
         last_id=int(config["vocab_size"]) - _SPECIAL_IDS if int(config["vocab_size"]) > 2 * _SPECIAL_IDS else 999,
