@@ -83,7 +83,7 @@ def _message(policy: Policy, before: Policy, choice: Choice, store: str) -> str:
             "the backup of that one, or"
         )
     else:
-        cause = "no swap by a gateway of this store explains this:"
+        cause = "the store contains no swap that explains this (a restored backup may lack it):"
     return (
         f"it runs {policy.name!r} and ran {before.name!r} before, and no policy of kind {policy.kind} is stored; "
         f"{cause} swap the policy over the fleet, or restore it with PUT /kv/v1/policy of the instance"

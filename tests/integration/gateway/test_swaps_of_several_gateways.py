@@ -3,8 +3,9 @@
 import asyncio
 import json
 import signal
+import sqlite3
 from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,7 @@ from gateway.api.admin.operations import Operations
 from gateway.fleet import Policy
 from gateway.fleet.undo_note import NotedPolicy, UndoNote
 from gateway.state import Action, Kind, Put, open_sqlite
+from gateway.state.sqlite import FILE_NAME
 from kvcontrol.core.ids import InstanceId
 from kvcontrol.core.policy_control import MOST_FENCE, Fence
 from tests.integration.gateway.test_half_done import LRU, S3_FIFO, SAID, WITHIN_S, audited, doomed, lost
@@ -427,6 +429,33 @@ async def replaced_store_is_a_problem(gateway: RunningGateway, a: ScriptedEngine
     assert [a.policies["eviction"]["name"], b.policies["eviction"]["name"]] == ["fifo", "fifo"]
 
 
+async def test_a_policy_that_a_restored_backup_lacks_is_a_problem_until_it_is_stored_again(tmp_path: Path) -> None:
+    a, b = ScriptedEngine(), ScriptedEngine()
+    engines = {"a": a, "b": b}
+    present, restored = tmp_path / "present", tmp_path / "restored"
+    restored.mkdir()
+    async with a.started(), b.started():
+        async with running_gateway(present, instances=instances(engines), admin_key=ADMIN_KEY) as gateway:
+            await gateway.usable(2)
+            await Admin(gateway).ok("PUT", "/tenants/acme", {})
+            with (
+                closing(sqlite3.connect(present / FILE_NAME)) as store,
+                closing(sqlite3.connect(restored / FILE_NAME)) as copy,
+            ):
+                store.backup(copy)
+            await Admin(gateway).ok("PUT", "/policies/eviction", SAID)
+        async with running_gateway(restored, instances=instances(engines), admin_key=ADMIN_KEY) as gateway:
+            admin = Admin(gateway)
+
+            async def found(*kinds: str) -> bool:
+                return tuple(await problems(admin)) == kinds
+
+            await eventually(partial(found, "policy", "policy"), WITHIN_S)
+            assert [a.policies["eviction"], b.policies["eviction"]] == [S3_FIFO, S3_FIFO]
+            await admin.ok("PUT", "/policies/eviction", SAID)
+            await eventually(found, WITHIN_S)
+
+
 async def test_a_policy_that_changed_without_a_swap_stays_a_problem_at_the_next_gateway(tmp_path: Path) -> None:
     a, b = ScriptedEngine(), ScriptedEngine()
     b.policies["eviction"] = {"kind": "eviction", "name": "fifo", "params": {}}  # as it was started
@@ -447,4 +476,4 @@ async def test_a_policy_that_changed_without_a_swap_stays_a_problem_at_the_next_
             await eventually(found, WITHIN_S)
             [problem] = (await admin.ok("GET", "/status"))["problems"]
             assert problem["subject"] == "policy eviction of instance a"
-            assert "no swap by a gateway of this store explains this" in problem["message"]
+            assert "the store contains no swap that explains this" in problem["message"]
