@@ -136,6 +136,7 @@ def _engine(study: Study, part: Slice, model: Model, profile: str, port: int) ->
         "--hbm-blocks": str(shape.hbm_blocks),
         "--ddr-blocks": str(shape.ddr_blocks),
         "--nvme-blocks": str(shape.nvme_blocks),
+        "--max-batch": str(shape.max_batch),
         "--policy": shape.policy,
         "--tier-policy": shape.tier_policy,
         "--slow": str(study.slow),
@@ -207,6 +208,9 @@ def check_grid(before: FleetOutcome, seen: Lived) -> Grid:
     ]
     mean_s = _mean(before.ttft_s)
     rows = [("ttft_mean_at_engines_s", mean_s, seen.at_engines_s), ("ttft_mean_s", mean_s, _mean(ttft_s)), *rows]
+    tpot_ms = before.tpot_mean_ms
+    several = [each.tpot_s for each in whole if each.completion_tokens > 1 and not each.came_at_once]
+    rows.append(("tpot_mean_s", None if tpot_ms is None else tpot_ms / 1e3, _mean(several)))
     rows.append(("hit_ratio", before.hit_rate, sum(each.cached_tokens for each in whole) / prompt if prompt else 0.0))
     rows.append(("answered_requests", len(before.answer_s), len(whole)))
     return Grid(

@@ -57,6 +57,10 @@ def test_both_sides_serve_the_same_requests_and_find_the_same(trace: Path, tmp_p
     assert rows["answered_requests"]["live"] == rows["answered_requests"]["simulated"] == 7
     assert rows["hit_ratio"]["live"] == rows["hit_ratio"]["simulated"] > 0.5
     assert rows["ttft_p99_s"]["live"] > rows["ttft_p50_s"]["simulated"] > 0
+    for figure in ("ttft_mean_s", "ttft_p50_s", "ttft_p90_s", "tpot_mean_s"):
+        assert rows[figure]["live"] > 0
+        assert rows[figure]["simulated"] > 0
+    assert rows["ttft_mean_at_engines_s"]["live"] >= 0.99 * rows["ttft_mean_at_engines_s"]["simulated"]
     meanwhile = {row["whose"]: row["core_pct"] for row in report["processor time meanwhile"]}
     assert min(meanwhile["the gateway's"], meanwhile["the engines'"], meanwhile["the client's"]) > 0
     assert processes_in(folder) == []
