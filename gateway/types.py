@@ -27,6 +27,7 @@ class Operation(StrEnum):
     CHAT = "chat_completions"
     COMPLETIONS = "completions"
     EMBEDDINGS = "embeddings"
+    RERANK = "rerank"
     RESPONSES = "responses"
     MESSAGES = "messages"
     COUNT_TOKENS = "count_tokens"

@@ -7,6 +7,7 @@ from typing import Any
 from fastapi import FastAPI
 
 from gateway.api.browsers import Browsers, Visit
+from gateway.api.described import inference_paths
 from gateway.api.openai import OpenAiApi, dialect_of, serves
 from gateway.errors import ShuttingDownError
 from gateway.http.exchange import Exchange, Receive, Scope, Send
@@ -27,6 +28,12 @@ class Gateway(FastAPI):
     def __init__(self, shutdown: Shutdown, **options: Any) -> None:
         super().__init__(**options)
         self.shutdown = shutdown
+
+    def openapi(self) -> dict[str, Any]:
+        """Return the description of FastAPI's routes, and of those that go past it."""
+        described = super().openapi()
+        described["paths"] = inference_paths() | described["paths"]
+        return described
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

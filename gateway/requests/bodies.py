@@ -180,18 +180,31 @@ class EmbeddingsBody(OtherBody, frozen=True, kw_only=True):
     def check_fan_out(self, most_answers: int) -> None:
         """As for others, by OpenAI's bound. All texts are one request: nothing is generated for any."""
         del most_answers
-        if (texts := _count(self.input)) > _MOST_INPUTS:
-            raise InvalidRequestError(
-                f"input: has {texts} texts; at most {_MOST_INPUTS} are allowed: send several requests",
-                param="input",
-                code="too_many_inputs",
-            )
+        _check_texts(_count(self.input), "input")
 
     def prompt_of(self) -> Prompt:
         if not self.input:
             raise _empty("input")
         prompts = self.input if isinstance(self.input, list) and isinstance(self.input[0], str | list) else [self.input]
         return Unreadable(reason="no_generation", chars=max(map(_most_chars, prompts)))
+
+
+class RerankBody(OtherBody, frozen=True, kw_only=True):
+    """``POST /v1/rerank`` in the form of Jina's API: documents in the order of their relevance to a query."""
+
+    query: str
+    documents: list[Any]
+
+    def check_fan_out(self, most_answers: int) -> None:
+        """As for embeddings: all documents are one request."""
+        del most_answers
+        _check_texts(len(self.documents), "documents")
+
+    def prompt_of(self) -> Prompt:
+        if not self.documents:
+            raise _empty("documents")
+        longest = max(map(_chars_of, self.documents))
+        return Unreadable(reason="no_generation", chars=len(self.query) + longest)
 
 
 class CompletionBody(Body, frozen=True, kw_only=True):
@@ -236,6 +249,15 @@ class CompletionBody(Body, frozen=True, kw_only=True):
             case ids:
                 check_tokens(ids, "prompt")
                 return TokenPrompt(token_ids=tuple(ids))
+
+
+def _check_texts(count: int, where: str) -> None:
+    if count > _MOST_INPUTS:
+        raise InvalidRequestError(
+            f"{where}: has {count} texts; at most {_MOST_INPUTS} are allowed: send several requests",
+            param=where,
+            code="too_many_inputs",
+        )
 
 
 def _most_chars(prompt: Any) -> int:

@@ -18,6 +18,7 @@ from gateway.requests.bodies import (
     GenerateBody,
     Message,
     OtherBody,
+    RerankBody,
     StreamOptions,
 )
 from gateway.requests.messages import MessagesBody
@@ -59,6 +60,7 @@ _DECODERS: dict[Operation, msgspec.json.Decoder[Any]] = {
     Operation.CHAT: msgspec.json.Decoder(ChatBody),
     Operation.COMPLETIONS: msgspec.json.Decoder(CompletionBody),
     Operation.EMBEDDINGS: msgspec.json.Decoder(EmbeddingsBody),
+    Operation.RERANK: msgspec.json.Decoder(RerankBody),
     Operation.RESPONSES: msgspec.json.Decoder(ResponsesBody),
     Operation.MESSAGES: msgspec.json.Decoder(MessagesBody),
     Operation.COUNT_TOKENS: msgspec.json.Decoder(CountBody),

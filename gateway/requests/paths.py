@@ -8,6 +8,7 @@ PATHS: Final = {
     Operation.CHAT: "/v1/chat/completions",
     Operation.COMPLETIONS: "/v1/completions",
     Operation.EMBEDDINGS: "/v1/embeddings",
+    Operation.RERANK: "/v1/rerank",
     Operation.RESPONSES: "/v1/responses",
     Operation.MESSAGES: "/v1/messages",
     Operation.COUNT_TOKENS: "/v1/messages/count_tokens",

@@ -33,6 +33,7 @@ _GEN_AI_OPERATIONS: Final = {
     Operation.CHAT: "chat",
     Operation.COMPLETIONS: "text_completion",
     Operation.EMBEDDINGS: "embeddings",
+    Operation.RERANK: "rerank",
     Operation.RESPONSES: "chat",
     Operation.MESSAGES: "chat",
     Operation.GENERATE: "text_completion",

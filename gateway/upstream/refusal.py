@@ -14,7 +14,7 @@ import msgspec
 from gateway.errors.context_length import CODE as CONTEXT_CODE
 from gateway.errors.context_length import ContextLength, context_length_in
 from gateway.errors.envelopes import ANTHROPIC_TYPES, anthropic_envelope, anthropic_type, envelope
-from gateway.types import Dialect
+from gateway.types import Dialect, Operation
 from kvcontrol.core.errors import UNREADABLE
 
 _MAX_FOREIGN_CHARS = 2000
@@ -49,6 +49,10 @@ _KINDS = {
     503: ("service_unavailable_error", "engine_unavailable"),
     529: ("service_unavailable_error", "engine_unavailable"),
 }
+
+
+_OPTIONAL = frozenset({Operation.EMBEDDINGS, Operation.RERANK})
+"""What only engines of some models serve."""
 
 
 class RefusalKind(StrEnum):
@@ -106,6 +110,25 @@ def refusal_of_answer(status: int, body: bytes, dialect: Dialect = Dialect.OPENA
     """Return what an engine said with an error status. A request's own fault is never a 5xx to its client."""
     payload = _decoded(body)
     return _refusal(status, payload, dialect, body, is_event=False)
+
+
+def refusal_without_route(refusal: Refusal, operation: Operation, instance: str) -> Refusal:
+    """Return what a client gets where an engine answered that it has no such route: a 400 that names the instance.
+
+    A 404 for an unknown model, and any other refusal, stays as it is.
+    """
+    unknown = refusal.status == HTTPStatus.NOT_FOUND and "model" not in refusal.message.lower()
+    if operation not in _OPTIONAL or not (unknown or refusal.status == HTTPStatus.METHOD_NOT_ALLOWED):
+        return refusal
+    return Refusal(
+        status=HTTPStatus.BAD_REQUEST,
+        kind=RefusalKind.UNSUPPORTED,
+        message=f"instance {instance} has no route for {operation}: its engine does not serve this operation",
+        type="invalid_request_error",
+        param=None,
+        reason="unsupported_route",
+        context=ContextLength(),
+    )
 
 
 def refusal_of_event(data: bytes, dialect: Dialect = Dialect.OPENAI) -> Refusal | None:

@@ -20,7 +20,7 @@ from gateway.types import Dialect, Operation, Usage
 from gateway.upstream.client import UpstreamResponse
 from gateway.upstream.failure import FailureKind, UpstreamFailureError
 from gateway.upstream.opening import Opening
-from gateway.upstream.refusal import refusal_of_answer
+from gateway.upstream.refusal import refusal_of_answer, refusal_without_route
 from gateway.upstream.reply import Reply
 from gateway.upstream.sse import EventScanner, GenerateScanner, is_whole
 from gateway.upstream.typed_events import MessagesScanner, ResponsesScanner
@@ -38,6 +38,7 @@ OURS: Final = frozenset({DEADLINE, CANCELLED, SHUTDOWN})
 _CUT_BY: Final[dict[type[ApiError], str]] = {DeadlineError: DEADLINE, ShuttingDownError: SHUTDOWN}
 _MAX_WHOLE_BYTES = 64 << 20
 _LAST_WORDS_S = 1.0
+_INSTANCE = b"x-kvgate-instance"
 _BLANK: Final = b"\n\n"
 _BEGINS_EVENTS: Final = re.compile(rb"\s*(data|event|id|retry)?:")
 _JSON: Final = re.compile(rb"application/([a-z0-9.+-]+\+)?json\b", re.IGNORECASE)
@@ -99,7 +100,7 @@ async def relay(  # noqa: PLR0913 - called at one place, by name
     if not response.readable:
         return await _pass(response, reply, headers)
     if response.status >= BAD_REQUEST:
-        return await _error(response, reply, headers, shape.operation.dialect)
+        return await _error(response, reply, headers, shape.operation)
     first = await response.read()
     if not first and response.status != NO_CONTENT:
         raise UpstreamFailureError(FailureKind.EMPTY, f"the engine answered {response.status} with nothing")
@@ -225,9 +226,12 @@ async def _whole(response: UpstreamResponse, reply: Reply, headers: Sequence[Hea
     return Relayed(status=response.status, usage=usage_of_answer(body), failure=None)
 
 
-async def _error(response: UpstreamResponse, reply: Reply, headers: Sequence[Header], dialect: Dialect) -> Relayed:
+async def _error(response: UpstreamResponse, reply: Reply, headers: Sequence[Header], operation: Operation) -> Relayed:
     received, complete = await _read(response, await response.read())
+    dialect = operation.dialect
     refusal = refusal_of_answer(response.status, received if complete else b"", dialect)
+    instance = next((value.decode() for name, value in headers if name == _INSTANCE), "")
+    refusal = refusal_without_route(refusal, operation, instance)
     body = refusal.body(dialect)
     if body is not received:
         headers = [(name, value) for name, value in headers if name != b"content-type"]

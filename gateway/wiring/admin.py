@@ -18,6 +18,7 @@ from gateway.api.admin.routing import routing_router
 from gateway.api.admin.shadow import shadow_router
 from gateway.api.admin.status import StatusBoard, status_router
 from gateway.api.dashboard import dashboard_router
+from gateway.api.described import docs_router
 from gateway.api.ops import ops_router
 from gateway.dashboard import FleetBoard
 from gateway.registry import Membership
@@ -65,6 +66,7 @@ def operator_routers(  # noqa: PLR0913, PLR0917 - called once
             shutdown=base.shutdown,
             siblings=base.siblings,
         ),
+        docs_router(),
         dashboard_router(base.assets, board, base.operators),
         *admin_routers(
             changes=control.changes,
