@@ -20,7 +20,7 @@ class Expected(StrEnum):
     NOT_WORSE = "not_worse"
 
 
-_EACH = f"Settings of this side, like 'policy=lru ddr=10'. Names: {', '.join(SETTINGS)}."
+_EACH = f"Settings of this side, like 'policy=lru ddr=64GiB'. Names: {', '.join(SETTINGS)}."
 
 
 def run_ab(  # noqa: PLR0913 - each is one option

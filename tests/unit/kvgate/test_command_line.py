@@ -76,6 +76,16 @@ def test_a_short_h_is_help(command: list[str]) -> None:
     assert typed(*command, "-h").out == typed(*command, "--help").out
 
 
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [("kvgate sim", ["sim", "simulate"]), ("kvgate admin ten", ["tenants"]), ("kvgate simulate --rou", ["--routing"])],
+)
+def test_a_shell_completes_commands_and_their_options(line: str, found: list[str]) -> None:
+    word = str(len(line.split()) - 1)
+    said = in_a_process(_KVGATE_COMPLETE="complete_bash", COMP_WORDS=line, COMP_CWORD=word)
+    assert said.split() == found
+
+
 def test_the_gateways_help_is_its_own() -> None:
     assert "--config" in in_a_process("gateway", "--help")  # it becomes another program
 

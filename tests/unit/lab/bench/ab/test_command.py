@@ -64,20 +64,29 @@ def test_equal_sides_are_a_tie_which_is_not_better(trace: Path) -> None:
 @pytest.mark.parametrize(
     ("side", "why"),
     [
-        ("polcy=lru", "unknown setting 'polcy'; known: policy, router"),
+        ("polcy=lru", "unknown setting 'polcy'; known: policy, routing"),
         ("policy", "'policy' is not written like name=value"),
         ("policy=lru policy=mq", "policy is set twice"),
         ("policy=best", "unknown policy 'best'"),
-        ("router=best", "unknown router 'best'"),
+        ("routing=best", "unknown router 'best'"),
         ("instances=many", "instances is 'many'; expected a whole number above 0"),
-        ("ddr=much", "ddr is 'much'; expected a number"),
-        ("nvme=3", "NVMe needs DDR"),
+        ("ddr=much", "ddr is 'much'; expected an amount of memory"),
+        ("nvme=1TiB", "NVMe needs DDR"),
         (" ", "--b sets nothing"),
     ],
 )
 def test_settings_that_there_are_not_are_refused(trace: Path, side: str, why: str) -> None:
     with pytest.raises(CommandError, match=why):
         ab(trace, "--a", "policy=lru", "--b", side)
+
+
+def test_the_settings_of_earlier_versions_are_read_with_a_line_that_has_the_new_ones(trace: Path) -> None:
+    command = ["ab", "--trace", str(trace), "--instances", "1", "--limit", "40", "--json"]
+    sides = ["--a", "policy=lru hbm=24", "--b", "policy=lru hbm=24 router=round_robin ddr=2"]
+    result = CliRunner().invoke(build_bench(), [*command, *sides], catch_exceptions=False)
+    assert result.exit_code == 0
+    assert "kvgate: router= is deprecated: use routing=" in result.stderr
+    assert "--b ddr 2, a multiple of HBM, is deprecated: use a size: " in result.stderr
 
 
 def test_a_side_that_finds_nothing_is_refused_as_a(trace: Path) -> None:
