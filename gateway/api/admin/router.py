@@ -93,6 +93,9 @@ async def _invalid(request: Request, error: Exception) -> Response:
     """FastAPI's list of problems as one message; values are not repeated, one might be a key."""
     if not isinstance(error, RequestValidationError):
         raise error
-    problems = [(".".join(map(str, each["loc"][1:])) or str(each["loc"][0]), each["msg"]) for each in error.errors()]
+    problems = [
+        (".".join(map(str, each["loc"][1:])) or str(each["loc"][0]), each["msg"].removeprefix("Value error, "))
+        for each in error.errors()
+    ]
     message = "; ".join(f"{where}: {what}" for where, what in problems[:5])
     return await _refused(request, InvalidRequestError(message, param=problems[0][0]))
