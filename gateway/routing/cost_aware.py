@@ -23,7 +23,8 @@ work lately, and then to who got no cold prompt for longest.
 
 ``spread`` fades with time, so where requests are rare a beginning that all prompts share would keep all of them at its
 first instance, and the memory of the others empty. An instance that got none of the latest requests therefore gets a
-prompt that has only such a beginning in common with others, where it costs no more but for that.
+prompt that has only such a beginning in common with others, where it costs no more but for that, and the beginning is
+computed again in one chunk.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,7 +32,7 @@ from functools import partial
 from operator import itemgetter
 from typing import ClassVar, Final
 
-from gateway.routing.base import Candidate, CostModel, Costs, Decision, Query
+from gateway.routing.base import CHUNK_TOKENS, Candidate, CostModel, Costs, Decision, Query
 from gateway.routing.field import STARVED, CandidateColumns, Field, Held
 from gateway.routing.scoring import base_term, load_terms, prefill_terms, wait_s
 from gateway.routing.standings import LEAST_SHARE_S, MOST_EXCESS_TOKENS, Standings
@@ -115,7 +116,7 @@ class CostAware:
 def _starved(field: Field, at: int, standings: Standings, prompt_tokens: int | None) -> int | None:
     """Return who gets the prompt instead of a holder because it got no request for long, None for nobody."""
     other = field.columns.starved()
-    if other is None or other == at or not field.parts(at):
+    if other is None or other == at or field.lost(at, other) > CHUNK_TOKENS or not field.parts(at):
         return None
     return other if standings.costs_no_more(other, at, prompt_tokens) else None
 

@@ -136,6 +136,10 @@ class Field(Sequence[Candidate]):
             return self._all[place]
         return self.columns.candidate(place, self.held.get(place, NOTHING_HELD))
 
+    def lost(self, at: int, other: int) -> int:
+        """Return how many more tokens of the prompt are expected at one place than at another."""
+        return self.held.get(at, NOTHING_HELD)[2] - self.held.get(other, NOTHING_HELD)[2]
+
     def parts(self, place: int) -> bool:
         """Whether the prompt goes on otherwise than one before it where the instance's match ends: what it shares with
         others is a beginning, such as a system prompt. Of given candidates nothing is known.

@@ -3,13 +3,13 @@
 No speeds, no seconds: only counts. Whoever has more than ``_WINDOW`` requests beyond the least busy one is out, however
 much it holds; among the others the longest prefix wins, and a cold prompt goes to who got none for longest. A beginning
 that all prompts share doesn't keep them at its first instance: one that has nothing else in common with others goes to
-an instance that got none of the latest requests, if there is any. Simple and predictable; ``cost_aware`` knows what a
-match is worth.
+an instance that got none of the latest requests, if there is any and the beginning is computed again in one chunk.
+Simple and predictable; ``cost_aware`` knows what a match is worth.
 """
 
 from typing import ClassVar
 
-from gateway.routing.base import Candidate, CostModel, Decision, Query
+from gateway.routing.base import CHUNK_TOKENS, Candidate, CostModel, Decision, Query
 from gateway.routing.field import STARVED, Field
 
 _WINDOW = 8
@@ -39,8 +39,8 @@ class PrefixAffinity:
         if query.gap is not None:
             return Decision(candidate=chosen, basis="load", reason=query.gap)
         if chosen.expected_tokens and (at := field.columns.starved()) is not None:
-            other = field.at(at)
-            if other in open_to_it and field.parts(field.columns.places[chosen.instance]):
+            other, own = field.at(at), field.columns.places[chosen.instance]
+            if other in open_to_it and field.lost(own, at) <= CHUNK_TOKENS and field.parts(own):
                 return Decision(candidate=other, basis="load", reason=STARVED)
         if not chosen.expected_tokens:
             return Decision(candidate=chosen, basis="load", reason="busy_holder" if most else "cold")

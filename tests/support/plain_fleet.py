@@ -196,7 +196,9 @@ class PlainFleet:
         parts = 0 < end < len(job.blocks) and any(
             len(block) > end and block[:end] == job.blocks[end - 1] for block in chosen.cached
         )
-        return other if parts and self.matched(chosen, job) == end * job.request.block_tokens else None
+        match = self.matched(chosen, job)
+        lost = match - self.matched(other, job)
+        return other if parts and match == end * job.request.block_tokens and lost <= CHUNK else None
 
 
 def round_robin(fleet: PlainFleet, job: Job) -> Instance:

@@ -131,6 +131,14 @@ def test_an_instance_that_got_nothing_for_long_gets_a_prompt_that_shares_a_begin
     assert spread.uncached_tokens == 128
 
 
+@pytest.mark.parametrize("policy", ["cost_aware", "prefix_affinity"])
+def test_a_long_history_is_not_computed_again_for_an_instance_that_got_nothing(policy: str) -> None:
+    world = World("a", "b", policy=policy)
+    for edit in range(1, 30):  # a session whose last message changes: each prompt parts from the one before it
+        assert world.serve(world.prompt((99, 20_000), (edit, 64))).instance.id == "a"
+        world.now_s += 300.0
+
+
 def test_cold_prompts_spread_evenly_over_idle_instances() -> None:
     world = World("a", "b", "c", "d")
     seen = Counter(world.serve(world.prompt((number, 500))).instance.id for number in range(40))
