@@ -48,6 +48,8 @@ def _with_tokens(endpoint: Endpoint, context: Any) -> Endpoint:
 
     async def beside(**given: Any) -> Any:
         engine, request = context.async_engine, given["request"]
+        if engine.is_sleeping:
+            raise _asleep()
         limits, texts = limits_of(engine), [request.input] if isinstance(request.input, str) else request.input
         encode = engine.tokenizer.encode
         prompts = prompts_of(engine.prompt_processor)
@@ -61,10 +63,26 @@ def _with_tokens(endpoint: Endpoint, context: Any) -> Endpoint:
             if limits is not None:
                 _check_tokens(request.input, limits)
 
-        refused = await _or_refused(given["raw_request"], prompts.alone(work))
-        return await endpoint(**given) if refused is None else refused
+        async def answer() -> Any:
+            await prompts.alone(work)
+            try:
+                return await endpoint(**given)
+            except ValueError as error:  # what the model or the engine's options don't serve
+                raise RefusedError(str(error)) from error
+
+        return await _or_refused(given["raw_request"], answer())
 
     return beside
+
+
+def _asleep() -> Exception:
+    """What LMDeploy answers on its other routes of inference; on these a request would wait for the engine to wake."""
+    from lmdeploy.serve.core.exceptions import ErrorCode, RequestError
+
+    error: Exception = RequestError(
+        ErrorCode.ENGINE_UNAVAILABLE, "the engine is sleeping; wake it with POST /wakeup, then ask again"
+    )
+    return error
 
 
 def _check_encode(body: Any, limits: EngineLimits) -> None:

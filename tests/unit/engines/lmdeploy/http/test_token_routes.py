@@ -48,6 +48,7 @@ class Engine:
     """What the routes use of LMDeploy's ``AsyncEngine``; its answers tell the tokens that it got."""
 
     model_name = "m"
+    is_sleeping = False
 
     def __init__(self, folder: Path) -> None:
         from lmdeploy.model import get_chat_template
@@ -194,6 +195,35 @@ def test_inputs_that_are_too_many_or_no_tokens_are_refused_before_the_engine_get
     answer = asked.post(path, json=body)
     assert (answer.status_code, engine.asked, engine.encoded_on) == (400, before, set())
     assert why in answer.json()["message"]
+
+
+def test_what_a_model_does_not_serve_is_a_400(
+    hooked: tuple[TestClient, Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, engine = hooked
+
+    async def not_served(_: object) -> None:
+        raise ValueError("LlamaForCausalLM is not in reward model list")
+
+    monkeypatch.setattr(engine, "async_get_reward_score", not_served)
+    answer = asked.post("/pooling", json={"input": TEXT})
+    assert answer.status_code == 400
+    assert "not in reward model list" in answer.json()["message"]
+
+
+@pytest.mark.parametrize("path", ["/pooling", "/get_ppl"])
+def test_a_sleeping_engine_is_not_asked(
+    hooked: tuple[TestClient, Engine], monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    from lmdeploy.serve.core.exceptions import RequestError
+
+    asked, engine = hooked
+    monkeypatch.setattr(engine, "is_sleeping", True)
+    before = engine.asked
+    with pytest.raises(RequestError, match="is sleeping") as refused:  # the server answers it
+        asked.post(path, json={"input": TEXT})
+    assert refused.value.status_code == 503
+    assert engine.asked == before
 
 
 def test_images_of_messages_to_count_are_no_text(hooked: tuple[TestClient, Engine]) -> None:
