@@ -41,6 +41,7 @@ class CandidateColumns:
     """
 
     __slots__ = (
+        "_calm_until",
         "changed",
         "epoch",
         "last_cold_requests",
@@ -71,6 +72,7 @@ class CandidateColumns:
         self.last_cold_requests = [0] * count
         self.turns = 0
         self.last_turns = [0] * count
+        self._calm_until = 0
         self.speeds: list[Speeds | None] = [None] * count
         self.paces: tuple[Speeds | None, ...] = ()
         self.least = 0.0
@@ -80,10 +82,14 @@ class CandidateColumns:
 
     def starved(self) -> int | None:
         """Return the place of the instance that got no request for longest, where that is for more than ``PATIENCE``
-        requests an instance; None where every one got some. O(instances).
+        requests an instance; None where every one got some. O(instances) once in so many requests where none is, as
+        none can be before.
         """
+        if self.turns <= self._calm_until:
+            return None
         oldest = min(self.last_turns)
-        return self.last_turns.index(oldest) if self.turns - oldest > PATIENCE * len(self.names) else None
+        self._calm_until = oldest + PATIENCE * len(self.names)
+        return self.last_turns.index(oldest) if self.turns > self._calm_until else None
 
     def find_paces(self) -> tuple[Speeds | None, ...]:
         """Return ``paces``, which they are from now on: by identity, as equal instances are told the same object."""
