@@ -10,6 +10,7 @@ import resource
 import signal
 import socket
 import sys
+import textwrap
 from pathlib import Path
 from types import FrameType
 
@@ -19,7 +20,7 @@ from prometheus_client import disable_created_metrics
 from gateway.errors import StartupError
 from gateway.http.protocol import bounded_protocol
 from gateway.http.shutdown import GracefulServer
-from gateway.settings import PREFIX, Settings, load_settings
+from gateway.settings import PREFIX, Settings, load_settings, setting_fields
 from gateway.telemetry import configure_logging
 from gateway.telemetry.siblings import Siblings, socket_path
 from gateway.wiring.app import build_app
@@ -70,12 +71,26 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="kvgate gateway", description="Run the kvgate gateway.")
+    parser = argparse.ArgumentParser(
+        prog="kvgate gateway",
+        description="Run the kvgate gateway.",
+        epilog=_variables(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--config", type=Path, help="YAML file with settings; KVGATE_* variables go before it")
     parser.add_argument("--workers", type=int, help="processes that share the address; overrides KVGATE_WORKERS")
     for name, kind in (("worker", str), ("worker-folder", Path), ("listen-fd", int), ("lifeline-fd", int)):
         parser.add_argument(f"--{name}", type=kind, help=argparse.SUPPRESS)  # how workers are started
     return parser
+
+
+def _variables() -> str:
+    """Return every setting as a variable of the environment, with its description."""
+    lines = ["environment (in the file the same names in lower case, without KVGATE_):"]
+    for name, field in sorted(setting_fields().items()):
+        lines.append(f"  {PREFIX}{name.upper()}")
+        lines += textwrap.wrap(field.description or "", 96, initial_indent="      ", subsequent_indent="      ")
+    return "\n".join(lines)
 
 
 def _leave_out_torch() -> None:

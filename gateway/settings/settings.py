@@ -39,6 +39,8 @@ _OTHERS = (
     "KVGATE_PORT_RANGE",
 )
 """Variables with these beginnings belong to other parts of kvgate and may stand in the same environment."""
+_CLIENTS = frozenset({"KVGATE_API_KEY", "KVGATE_URL"})
+"""What commands that talk to a gateway read: whoever exports them may start a gateway, too."""
 
 
 class Settings(BaseModel):
@@ -109,7 +111,7 @@ def load_settings(config: Path | None = None) -> Settings:
     problems += [
         unknown("environment", name, name.upper(), sorted(variables))
         for name in os.environ
-        if name.upper().startswith(PREFIX) and not name.startswith(_OTHERS) and name.upper() not in variables
+        if name.upper().startswith(PREFIX) and not name.startswith(_OTHERS) and name.upper() not in variables | _CLIENTS
     ]
     if problems:
         raise SettingsError("\n".join(problems))

@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from gateway.fingerprint import load_tokenizer
+from gateway.settings import setting_fields
 from tests.support.fleet import CHAT, chat, script
 from tests.support.running_gateway import eventually
 from tests.support.scripted_engine import ScriptedEngine
@@ -62,6 +63,15 @@ async def test_wrong_settings_are_said_and_nothing_is_started(tmp_path: Path) ->
     assert code == 2
     assert "kvgate.yaml: routing_policy = 'best'" in said
     assert "Traceback" not in said
+
+
+async def test_the_help_has_every_setting_as_a_variable_of_the_environment(tmp_path: Path) -> None:
+    process = await start(tmp_path, "--help")
+    said, _ = await asyncio.wait_for(process.communicate(), 60)
+    assert process.returncode == 0
+    words = said.decode().split()
+    assert [name for name in setting_fields() if f"KVGATE_{name.upper()}" not in words] == []
+    assert "%%" not in said.decode()
 
 
 async def test_open_mode_does_not_listen_on_the_network(tmp_path: Path) -> None:

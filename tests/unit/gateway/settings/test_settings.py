@@ -33,6 +33,17 @@ def test_the_environment_goes_before_the_file_and_the_file_before_the_defaults(
     assert [each.id for each in load_settings(path).fleet.instances] == ["b"]
 
 
+def test_what_commands_read_that_talk_to_a_gateway_is_no_setting_and_no_mistake(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("KVGATE_URL", "KVGATE_API_KEY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:8000")
+    assert load_settings(write(tmp_path, "port: 9000")).server.port == 9000
+    monkeypatch.setenv("KVGATE_URLS", "x")
+    with pytest.raises(SettingsError, match="unknown setting KVGATE_URLS"):
+        load_settings(write(tmp_path, "port: 9000"))
+
+
 @pytest.mark.parametrize(
     ("text", "parts"),
     [
