@@ -13,10 +13,12 @@ from engines.events.publisher import EndpointError
 from engines.sim.behaviour import LEAST_FACTOR, MOST_FACTOR, Behaviour
 from engines.sim.faults import Faults
 from engines.sim.instance import InstanceSpec, SimInstance
+from engines.sim.pacing import AT_ONCE
 from engines.sim.profile import SHAPE_LIMITS, EngineShape, ProfileError, load_profile, shipped
 from engines.sim.server import Server
 from engines.sim.text import SimTokenizer, TextError
 from kvcontrol.kv_runtime import ArenaError
+from kvcontrol.scheduler_ir.pacing import PACES
 
 Number = TypeVar("Number", int, float)
 
@@ -49,6 +51,7 @@ def parser() -> argparse.ArgumentParser:
     )
     for name in ("hbm-blocks", "ddr-blocks", "nvme-blocks", "max-batch", "context-tokens"):
         sizes.add_argument(f"--{name}", type=_within(int, *SHAPE_LIMITS[name.replace("-", "_")]))
+    sizes.add_argument("--pace", help=f"{', '.join((AT_ONCE, *PACES))}, with parameters in brackets")
     sizes.add_argument("--policy", help="the eviction policy of HBM")
     sizes.add_argument("--tier-policy", help="the eviction policy of the tiers below")
     faults = made.add_argument_group("faults")
@@ -125,7 +128,7 @@ def _within(kind: type[Number], least: float, most: float) -> Callable[[str], Nu
 def _shape(shape: EngineShape, chosen: argparse.Namespace) -> EngineShape:
     if chosen.block_tokens is not None:
         shape = shape.with_block_tokens(chosen.block_tokens)
-    names = ("hbm_blocks", "ddr_blocks", "nvme_blocks", "max_batch", "context_tokens", "policy", "tier_policy")
+    names = ("hbm_blocks", "ddr_blocks", "nvme_blocks", "max_batch", "context_tokens", "pace", "policy", "tier_policy")
     return replace(shape, **{name: getattr(chosen, name) for name in names if getattr(chosen, name) is not None})
 
 

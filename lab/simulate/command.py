@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 
+from engines.sim.pacing import AT_ONCE
 from engines.sim.profile import MOST_BATCH, MOST_BLOCKS, load_profile, shipped
+from kvcontrol.scheduler_ir.pacing import PACES
 from kvgate.failure import CommandError
 from kvgate.renamed import renamed
 from lab.report import Host, Report
@@ -59,6 +61,9 @@ def simulate(  # noqa: PLR0913 - each is one option
     kv_blocks: Annotated[
         int, typer.Option(min=0, max=MOST_BLOCKS, help="KV blocks of an engine's HBM; 0: the profile's.")
     ] = 0,
+    pace: Annotated[
+        str, typer.Option(help=f"{', '.join((AT_ONCE, *PACES))}, with parameters in brackets. Default: the profile's.")
+    ] = "",
     seed: Annotated[int, typer.Option(help="Another seed, another jitter.")] = 0,
     jitter: Annotated[float, typer.Option(min=0, max=1, help="Spread of steps' times.")] = 0.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
@@ -99,6 +104,7 @@ def simulate(  # noqa: PLR0913 - each is one option
             duration=duration,
             max_batch=max_batch,
             kv_blocks=kv_blocks,
+            pace=pace,
         )
         workload = study.workload()
     outcomes: dict[str, FleetOutcome] = {}

@@ -52,7 +52,7 @@ class Study:
     ``seconds`` how many of its first ones, 0 all, before ``speed`` counts. ``policy`` chooses who leaves HBM and the
     tiers, that of the profile where it is empty. Engines' steps take ``slow`` times as long as the profile says.
     ``users`` send in a closed loop for ``duration`` seconds, and leave out what no engine can take; 0: an open loop.
-    ``max_batch`` and ``kv_blocks`` are the engines' where they aren't 0.
+    ``max_batch`` and ``kv_blocks`` are the engines' where they aren't 0, ``pace`` where it isn't empty.
     """
 
     trace: Path
@@ -73,6 +73,7 @@ class Study:
     duration: float = 0.0
     max_batch: int = 0
     kv_blocks: int = 0
+    pace: str = ""
     rules: AdmissionRules = field(default_factory=AdmissionRules)
 
     def __post_init__(self) -> None:
@@ -119,10 +120,13 @@ class Study:
 
     @property
     def shape(self) -> EngineShape:
-        """The profile's engine with this study's batch and blocks of HBM."""
+        """The profile's engine with this study's batch, blocks of HBM and pace."""
         shape = self.profile.engine
         return replace(
-            shape, max_batch=self.max_batch or shape.max_batch, hbm_blocks=self.kv_blocks or shape.hbm_blocks
+            shape,
+            max_batch=self.max_batch or shape.max_batch,
+            hbm_blocks=self.kv_blocks or shape.hbm_blocks,
+            pace=self.pace or shape.pace,
         )
 
     def engine(self) -> Profile:

@@ -73,6 +73,11 @@ def test_users_who_wait_send_as_fast_as_they_are_answered(traces: Path) -> None:
     assert four["ttft_p50_s"] > one["ttft_p50_s"]
     assert one["requests_by_instance"] == four["requests_by_instance"] == "24"
     assert one["of_ceiling_ratio"] == 1.0
+    at_once, between = (
+        json.loads(RUNNER.invoke(build_app(), [*simulated, "8", "--pace", pace]).stdout)["routers"][0]["itl_max_ms"]
+        for pace in ("lmdeploy", "alternate")
+    )
+    assert at_once > between
     some = json.loads(RUNNER.invoke(build_app(), [*simulated, "1", "--duration", "1"]).stdout)
     assert 0 < some["metrics"]["requests_count"] < 24
     assert "don't use TTFT p99" in str(
@@ -148,6 +153,7 @@ def test_studies_compare_fleets_of_one_run(traces: Path) -> None:
         (["--nvme", "64GiB"], "NVMe needs DDR"),
         (["--routing", ","], "no router is named"),
         (["--duration", "5"], "--duration is of --users"),
+        (["--pace", "magic"], "unknown pace 'magic'; known: lmdeploy, alternate, itl_target"),
         (["--json", "--markdown"], "give one of them"),
         (["--ddr", "500TiB"], "--ddr 500TiB: at most "),
         (["--ddr", "inf"], "--ddr is 'inf'; expected an amount of memory"),
