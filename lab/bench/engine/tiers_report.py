@@ -74,7 +74,7 @@ def plan_for(wanted: Revisits, *, on_gpu: bool) -> tiers.Plan:
         pause_s=0.3,
         piecewise_tokens=wanted.piecewise_tokens,
         kv_quantisation=wanted.kv_quantisation,
-        decode_tokens=600 if on_gpu else 120,
+        decode_tokens=2_000 if on_gpu else 120,
         first_id=_SPECIAL_IDS if int(config["vocab_size"]) > 2 * _SPECIAL_IDS else 5,
         last_id=int(config["vocab_size"]) - _SPECIAL_IDS if int(config["vocab_size"]) > 2 * _SPECIAL_IDS else 999,
     )
