@@ -21,7 +21,7 @@ import triton.language as tl
 CTAS_PER_SM = 4
 """CTAs of the first kernel for each multiprocessor. Measured on an H200: 2 reach 4.0 TB/s, 3 and 4 reach 4.2 TB/s."""
 FP8_CTAS_PER_SM = 3
-"""The same for KV in fp8, whose kernel needs more registers: a fourth waits for the others. 3 take 128 us, 4 take 167."""
+"""The same for KV in fp8, whose kernel needs more registers: a fourth would wait. 3 take 128 us, 4 take 167."""
 _LEAST_PAGES = 2
 """A piece is no shorter: below that the merge costs more than the split gains."""
 _MERGED_AT_ONCE = 32
