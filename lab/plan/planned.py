@@ -69,7 +69,7 @@ def planned(sizing: Sizing, candidates: Sequence[Kind], *, profile: str, seeds: 
     if chosen is not None:
         grids.append(command_grid(chosen, sizing.study_of(chosen.kind, chosen.instances), profile))
     grids.append(_assumptions(sizing))
-    unknown = not_known(sizing.workload, sizing.study.profile)
+    unknown = not_known(sizing.workload, sizing.study)
     report = Report(bench="plan", host=Host.here(), metrics=metrics, grids=tuple(grids), not_run=unknown)
     return Planned(
         sized=sized,

@@ -114,10 +114,11 @@ class Sureness:
     def words(self, planned: int) -> str:
         """Return one sentence for people."""
         least, most = self.spread(planned)
-        how = f"{len(self.smallest)} seeds of {self.jitter:.0%} jitter"
+        how = f"{len(self.smallest)} {'seed' if len(self.smallest) == 1 else 'seeds'} of {self.jitter:.0%} jitter"
+        need = "needs" if len(self.smallest) == 1 else "need"
         if least == most:
-            return f"{how} need the same number"
-        return f"{how} need {least} to {f'more than {self.most}' if most > self.most else most}"
+            return f"{how} {need} the same number"
+        return f"{how} {need} {least} to {f'more than {self.most}' if most > self.most else most}"
 
 
 class Sizing:

@@ -57,7 +57,7 @@ def nearest(sized: Sequence[Sized]) -> Trial:
 
 def _row(trial: Trial) -> tuple[Cell, ...]:
     kind, outcome = trial.kind, trial.outcome
-    slow_s = outcome.ttft_of_answerable(0.99)
+    usual_s, slow_s = (outcome.ttft_of_answerable(share) for share in (0.5, 0.99))
     return (
         trial.instances,
         kind.ddr_bytes / GIB,
@@ -65,7 +65,7 @@ def _row(trial: Trial) -> tuple[Cell, ...]:
         kind.policy,
         kind.routing,
         trial.usd_per_hour,
-        outcome.ttft(0.5),
+        None if isinf(usual_s) else usual_s,
         None if isinf(slow_s) else slow_s,
         outcome.itl_ms(0.99),
         outcome.hit_rate,
@@ -91,6 +91,8 @@ def _note(sized: Sized, chosen: Trial | None, sure: Sureness | None) -> str:
         notes.append(
             f"{outcome.refused_rate:.1%} of the requests are longer than the profile allows: refused, and in no goal"
         )
+    if outcome.shed:
+        notes.append(f"{outcome.shed_rate:.1%} of the requests are shed, and count as waiting for ever")
     if outcome.preemptions:
         notes.append(f"{outcome.preemptions} answers were preempted for lack of blocks, and paused")
     return "; ".join(notes)

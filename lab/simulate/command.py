@@ -82,6 +82,8 @@ def simulate(  # noqa: PLR0913 - each is one option
         raise CommandError("--json and --markdown: give one of them")
     if duration and not users:
         raise CommandError("--duration is of --users", "--seconds uses the first seconds of the trace alone")
+    if users and speed != 1.0:
+        raise CommandError("--speed is of the trace's times, and --users send when they have their answers")
     names = tuple(ROUTERS) if routing == "all" else tuple(name.strip() for name in routing.split(",") if name.strip())
     with refusals(trace):
         kind = load_profile(profile)
@@ -129,7 +131,7 @@ def simulate(  # noqa: PLR0913 - each is one option
     }
     report = Report(bench="simulate", host=Host.here(), metrics=metrics, grids=grids(outcomes))
     show(
-        replace(report, not_run=not_known(workload, study.profile) | dict.fromkeys(missing, "interrupted")),
+        replace(report, not_run=not_known(workload, study) | dict.fromkeys(missing, "interrupted")),
         as_json=as_json,
         as_markdown=as_markdown,
     )

@@ -93,7 +93,7 @@ class Study:
             if not 0 <= times <= most:
                 raise ValueError(f"{name} of {times:g} times HBM; allowed is 0 to {most:,.6g} with this profile")
         if self.nvme and not self.ddr:
-            raise ValueError(f"DDR of {self.ddr} and NVMe of {self.nvme} times HBM; NVMe needs DDR")
+            raise ValueError("NVMe needs DDR above it: give both")
         shape = self.engine().engine
         blocks = (shape.hbm_blocks + shape.ddr_blocks + shape.nvme_blocks) * self.instances
         if blocks > MOST_FLEET_BLOCKS:
@@ -112,11 +112,19 @@ class Study:
             end_s = requests[0].at_s + self.seconds
             requests = [each for each in requests if each.at_s < end_s]
         requests = requests[: self.limit or None]
+        if not requests:
+            raise ValueError(
+                f"{self.trace} has no request" + (f" in its first {self.seconds:g} s" if self.seconds else "")
+            )
+        fitting = requests
         if self.users:
             shape = self.shape
             most = min(shape.context_tokens, shape.hbm_blocks * shape.block_tokens)
-            requests = [each for each in requests if each.prompt_tokens + (each.output_tokens or 1) <= most]
-        return Workload(requests=requests, copies=self.copies, speed=self.speed)
+            fitting = [each for each in requests if each.prompt_tokens + (each.output_tokens or 1) <= most]
+            if not fitting:
+                raise ValueError(f"an engine takes at most {most:,} tokens, and each request of {self.trace} has more")
+        left_out = len(requests) - len(fitting)
+        return Workload(requests=fitting, copies=self.copies, speed=self.speed, left_out=left_out)
 
     @property
     def shape(self) -> EngineShape:
@@ -176,9 +184,15 @@ def _maker(router: str, hbm_tokens: int) -> Callable[[CostModel], RoutingPolicy]
     return lambda _: PEERS[router](hbm_tokens)
 
 
-def not_known(workload: Workload, profile: Profile) -> dict[str, str]:
+def not_known(workload: Workload, study: Study) -> dict[str, str]:
     """Return what can't be simulated of a workload, and what a profile is not to be used for, with the reasons."""
-    found = {f"not to use of {profile.name}": profile.limits} if profile.limits else {}
+    profile, found = study.profile, {}
+    if profile.limits:
+        own = study.shape.pace == profile.engine.pace
+        other = "" if own else f"of its own pace {profile.engine.pace}; none of it is known of {study.shape.pace}: "
+        found[f"limits of {profile.name}"] = other + profile.limits
+    if workload.left_out:
+        found[f"{workload.left_out} requests"] = "they are longer than an engine takes, and are left out"
     if not any(each.block_ids for each in workload.requests):
         found["hit_ratio"] = (
             "the trace has lengths alone: no two prompts are known to share a block, so nothing is found"

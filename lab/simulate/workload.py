@@ -35,7 +35,8 @@ class Arrival(NamedTuple):
 class Workload:
     """``copies`` of ``requests``, which come ``speed`` times as fast, the copies spread over ``spread_s``.
 
-    Where the trace doesn't say how long an answer is it has ``output_tokens``.
+    Where the trace doesn't say how long an answer is it has ``output_tokens``. ``left_out`` counts the requests of
+    the trace that are not among them because no engine can take them.
     """
 
     requests: Sequence[Request]
@@ -43,6 +44,7 @@ class Workload:
     speed: float = 1.0
     spread_s: float = 60.0
     output_tokens: int = 128
+    left_out: int = 0
 
     def __post_init__(self) -> None:
         if not self.requests:

@@ -121,6 +121,18 @@ def test_a_size_that_other_seeds_do_not_share_is_a_range(trace: str) -> None:
     assert "other seeds" not in report(trace, *goal, "--seeds", "0")
 
 
+def test_requests_that_are_shed_stand_in_the_note_and_count_as_waiting_for_ever(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    line = {"timestamp": 0, "input_length": 512 * 120, "output_length": 2_000}
+    beginnings = range(0, 120 * 400, 120)
+    trace.write_text("".join(json.dumps(line | {"hash_ids": list(range(at, at + 120))}) + "\n" for at in beginnings))
+    goal = ("--slo", "ttft_p5=100s", "--attainment", "0.05", "--ddr", "0", "--max-instances", "1", "--seeds", "0")
+    (row,) = report(str(trace), *goal)["smallest fleets"]
+    assert row["shed_ratio"] > 0.5
+    assert row["ttft_p50_s"] is row["ttft_p99_s"] is None
+    assert f"{row['shed_ratio']:.1%} of the requests are shed, and count as waiting for ever" in row["note"]
+
+
 def test_requests_that_no_engine_takes_and_preempted_answers_stand_in_the_table_with_a_note(tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
     long = {"timestamp": 0, "input_length": 512 * 300, "output_length": 9, "hash_ids": list(range(900, 1200))}

@@ -153,6 +153,7 @@ def test_studies_compare_fleets_of_one_run(traces: Path) -> None:
         (["--nvme", "64GiB"], "NVMe needs DDR"),
         (["--routing", ","], "no router is named"),
         (["--duration", "5"], "--duration is of --users"),
+        (["--users", "2", "--speed", "3"], "--speed is of the trace's times"),
         (["--pace", "magic"], "unknown pace 'magic'; known: lmdeploy, alternate, itl_target"),
         (["--json", "--markdown"], "give one of them"),
         (["--ddr", "500TiB"], "--ddr 500TiB: at most "),
@@ -228,12 +229,39 @@ def test_prompts_of_no_tokens_and_gaps_of_years_are_simulated(tmp_path: Path) ->
     assert (metrics["requests_count"], metrics["ceiling_ratio"]) == (2, 0.0)
 
 
+def test_users_leave_out_requests_that_no_engine_takes_and_the_report_counts_them(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    short = {"timestamp": 0, "input_length": 1_000, "output_length": 5, "hash_ids": [1, 2]}
+    long = {"timestamp": 1, "input_length": 204_800, "output_length": 5, "hash_ids": list(range(400))}
+    trace.write_text("".join(json.dumps(each) + "\n" for each in (short, long, long)))
+    said = RUNNER.invoke(build_app(), ["simulate", str(trace), "--instances", "1", "--users", "1", "--json"])
+    report = json.loads(said.stdout)
+    assert report["metrics"]["requests_count"] == 1
+    assert report["not_run"]["2 requests"] == "they are longer than an engine takes, and are left out"
+    trace.write_text(json.dumps(long) + "\n")
+    said = RUNNER.invoke(build_app(), ["simulate", str(trace), "--instances", "1", "--users", "1"])
+    assert "trace.jsonl has more" in str(said.exception)
+
+
+def test_the_limits_of_a_profile_are_those_of_its_own_pace(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text(json.dumps({"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [1, 2]}) + "\n")
+    asked = ["simulate", str(trace), "--instances", "1", "--profile", "h200-7b", "--json"]
+    own, other = (
+        json.loads(RUNNER.invoke(build_app(), [*asked, *pace]).stdout)["not_run"]["limits of h200-7b"]
+        for pace in ([], ["--pace", "alternate"])
+    )
+    assert own.startswith("one run of six users")
+    assert other.startswith("of its own pace ")
+    assert "none of it is known of alternate" in other
+
+
 def test_a_file_that_is_no_trace_is_said(tmp_path: Path) -> None:
     (tmp_path / "x").write_text("{}")
     said = RUNNER.invoke(build_app(), ["simulate", str(tmp_path / "x")])
     assert "neither hash_ids" in str(said.exception)
     (tmp_path / "azure.csv").write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n")
     said = RUNNER.invoke(build_app(), ["simulate", str(tmp_path / "azure.csv")])
-    assert "a workload of no requests" in str(said.exception)
+    assert "azure.csv has no request" in str(said.exception)
     said = RUNNER.invoke(build_app(), ["bench", "fleet", "--traces", str(tmp_path)])
     assert "there is no trace" in str(said.exception)
