@@ -44,7 +44,7 @@ def main(argv: list[str] | None = None) -> int:
             os.environ[f"{PREFIX}WORKERS"] = str(arguments.workers)
         settings = load_settings(arguments.config)
         configure_logging(settings.telemetry.log_format, settings.telemetry.log_level)
-        disable_created_metrics()  # type: ignore[no-untyped-call]  # a _created series beside every counter says nothing that a scrape needs
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # a _created series beside every counter has no use
         _allow_many_files()
         if arguments.worker is not None:
             return _serve_as_worker(settings, arguments)
@@ -77,7 +77,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog=_variables(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--config", type=Path, help="YAML file with settings; KVGATE_* variables go before it")
+    parser.add_argument("--config", type=Path, help="YAML file with settings; KVGATE_* variables override it")
     parser.add_argument("--workers", type=int, help="processes that share the address; overrides KVGATE_WORKERS")
     for name, kind in (("worker", str), ("worker-folder", Path), ("listen-fd", int), ("lifeline-fd", int)):
         parser.add_argument(f"--{name}", type=kind, help=argparse.SUPPRESS)  # how workers are started
@@ -96,7 +96,7 @@ def _variables() -> str:
 def _leave_out_torch() -> None:
     """Let transformers find no PyTorch: a tokenizer needs none, and its import costs two seconds and 200 MB."""
     sys.modules.setdefault("torch", None)  # type: ignore[arg-type]  # what the import system takes for "not installed"
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # a line about what can't be done without it
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # silences a log line about missing PyTorch
 
 
 def _serve_as_worker(settings: Settings, arguments: argparse.Namespace) -> int:

@@ -5,7 +5,7 @@ are those of an LMDeploy instance, with the same code (``kvcontrol.scheduler_ir.
 and ``itl_target``. What an instance learns from its steps is known here from the first one on.
 
 LMDeploy's rule begins a prompt when as many prompt tokens wait as a step computes, when fewer than half of the places
-are taken, or after sixteen decode steps. After a chunk that is not the last one decode step passes; the last chunk, and
+are taken, or after sixteen decode steps. After a chunk that is not the last, one decode step follows. Last chunks, and
 prompts without chunks, follow each other without any.
 """
 
@@ -70,7 +70,7 @@ class Prompts:
 
 
 class SimPacer:
-    """One engine's; ``name`` is a pace with its parameters, as ``itl_target(overlapped_tokens=0)``. ``PolicyError``."""
+    """Follow a pace by ``name`` and parameters, as ``itl_target(overlapped_tokens=0)``; raises ``PolicyError``."""
 
     def __init__(self, name: str, time: TimeModel, *, block_tokens: int, most_tokens: int, max_batch: int) -> None:
         self.is_at_once = name == AT_ONCE
@@ -90,13 +90,13 @@ class SimPacer:
         return 0.0 if self.pace is None else self.pace.overtaken_share
 
     def choose(self, prompts: Prompts, *, answering: int, context_tokens: int) -> StepCommand:
-        """Return the next step; somebody has a prompt to compute, and no chunk is computed beside decode steps."""
+        """Return the next step; a prompt waits, and no chunk overlaps with decode steps now."""
         if self.is_at_once:
             is_due = not answering or not self._debt
             return StepCommand(is_prefill=is_due, reason=Reason.PROMPT if is_due else Reason.OWED)
         is_due = self._is_due(prompts, answering)
         if self.pace is None:
-            return self._lmdeploys(prompts.active, answering, is_due=is_due)
+            return self._lmdeploy_rule(prompts.active, answering, is_due=is_due)
         active = prompts.active
         chunk = None
         if active is not None:
@@ -113,7 +113,7 @@ class SimPacer:
         return decide(view, self.pace, self._costs, self._bounds)
 
     def prefilled(self, seconds: float, *, is_chunk: bool, answering: int, context_tokens: int) -> None:
-        """A step of prompts begins; ``is_chunk``: not its prompt's last one. One that overlaps doesn't count."""
+        """A step of prompts begins; ``is_chunk``: not its prompt's last one. Overlapping chunks don't count."""
         self._decodes, self._was_chunk = 0, is_chunk
         if self.is_at_once:
             self._debt = 1
@@ -134,7 +134,7 @@ class SimPacer:
             return True
         return prompts.waiting_tokens() >= self._most_tokens
 
-    def _lmdeploys(self, active: SimSequence | None, answering: int, *, is_due: bool) -> StepCommand:
+    def _lmdeploy_rule(self, active: SimSequence | None, answering: int, *, is_due: bool) -> StepCommand:
         if active is not None:
             is_last = active.target - active.computed <= self._most_tokens
             is_due = is_last or not self._was_chunk

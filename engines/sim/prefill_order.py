@@ -1,8 +1,8 @@
 """Which prompts a prefill step computes, by LMDeploy's rules: short ones together, long ones alone and chunk by chunk.
 
 Long is a prompt of which more than a step's worth is to be computed, cached tokens left out. While one is computed or
-waits, up to three steps of short ones come before its next chunk. Its last chunk, which is short itself, waits for
-nobody, and another long one begins after that.
+waits, up to three steps of short ones come before its next chunk. Its last chunk is short itself
+and comes at once; the next long one begins after it.
 
 Where prompts may be overtaken, one with much less left to compute goes before the rest of a long one
 (``kvcontrol.scheduler_ir.pacing.overtaking``), as in an LMDeploy instance with a pace.
@@ -21,7 +21,7 @@ SHORT_STEPS: Final = 3
 
 
 class PrefillOrder:
-    """Whose turn it is among prompts that have their places and blocks."""
+    """The order of prompts that have their places and blocks."""
 
     def __init__(self, most_tokens: int, overtaken_share: float = 0.0) -> None:
         self._most = most_tokens

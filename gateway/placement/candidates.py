@@ -64,7 +64,7 @@ class PromptField(Field):
         self._lookups = lookups
         self._index = index
 
-    def parts(self, place: int) -> bool:
+    def diverges(self, place: int) -> bool:
         cached = self.cached(place)
         matched, _, expected = self.held.get(place, NOTHING_HELD)
         if cached is None or not matched or expected > matched:

@@ -116,7 +116,7 @@ class CostAware:
 def _starved(field: Field, at: int, standings: Standings, prompt_tokens: int | None) -> int | None:
     """Return who gets the prompt instead of a holder because it got no request for long, None for nobody."""
     other = field.columns.starved()
-    if other is None or other == at or field.lost(at, other) > CHUNK_TOKENS or not field.parts(at):
+    if other is None or other == at or field.more_tokens(at, other) > CHUNK_TOKENS or not field.diverges(at):
         return None
     return other if standings.costs_no_more(other, at, prompt_tokens) else None
 

@@ -21,14 +21,14 @@ NOTHING_HELD: Final[Held] = (0, MappingProxyType({}), 0)
 STARVED: Final = "starved"
 """The reason of a decision for an instance that got none of the latest requests."""
 PATIENCE: Final = 3
-"""An instance that chance alone denies a request goes without for so many an instance in one of twenty cases."""
+"""Requests an instance. With requests dealt at random an instance gets none of so many in one of twenty cases."""
 _MOST_LOGGED: Final = 4096
 make_candidate: Callable[..., Candidate] = partial(tuple.__new__, Candidate)
 """``Candidate._make`` for a tuple that is known to be of its length."""
 
 
 class CandidateColumns:
-    """What instances that are asked about together have to do, whatever the prompt: columns in their order, which only
+    """The load of the instances that one query names, whatever its prompt: columns in their order, which only
     its owner writes.
 
     ``queued`` is what is computed there before a long prompt, ``soon`` what before a short one.
@@ -41,7 +41,7 @@ class CandidateColumns:
     """
 
     __slots__ = (
-        "_calm_until",
+        "_none_until",
         "changed",
         "epoch",
         "last_cold_requests",
@@ -72,7 +72,7 @@ class CandidateColumns:
         self.last_cold_requests = [0] * count
         self.turns = 0
         self.last_turns = [0] * count
-        self._calm_until = 0
+        self._none_until = 0
         self.speeds: list[Speeds | None] = [None] * count
         self.paces: tuple[Speeds | None, ...] = ()
         self.least = 0.0
@@ -82,17 +82,17 @@ class CandidateColumns:
 
     def starved(self) -> int | None:
         """Return the place of the instance that got no request for longest, where that is for more than ``PATIENCE``
-        requests an instance; None where every one got some. O(instances) once in so many requests where none is, as
-        none can be before.
+        requests an instance; None where every one got some. It looks at all instances at most once in that many
+        requests, since none can be starved earlier.
         """
-        if self.turns <= self._calm_until:
+        if self.turns <= self._none_until:
             return None
         oldest = min(self.last_turns)
-        self._calm_until = oldest + PATIENCE * len(self.names)
-        return self.last_turns.index(oldest) if self.turns > self._calm_until else None
+        self._none_until = oldest + PATIENCE * len(self.names)
+        return self.last_turns.index(oldest) if self.turns > self._none_until else None
 
     def find_paces(self) -> tuple[Speeds | None, ...]:
-        """Return ``paces``, which they are from now on: by identity, as equal instances are told the same object."""
+        """Set ``paces`` and return them: different by identity, as equal instances are told the same object."""
         self.paces = tuple(dict(zip(map(id, self.speeds), self.speeds, strict=True)).values())
         return self.paces
 
@@ -142,11 +142,11 @@ class Field(Sequence[Candidate]):
             return self._all[place]
         return self.columns.candidate(place, self.held.get(place, NOTHING_HELD))
 
-    def lost(self, at: int, other: int) -> int:
+    def more_tokens(self, at: int, other: int) -> int:
         """Return how many more tokens of the prompt are expected at one place than at another."""
         return self.held.get(at, NOTHING_HELD)[2] - self.held.get(other, NOTHING_HELD)[2]
 
-    def parts(self, place: int) -> bool:
+    def diverges(self, place: int) -> bool:
         """Whether the prompt goes on otherwise than one before it where the instance's match ends: what it shares with
         others is a beginning, such as a system prompt. Of given candidates nothing is known.
         """

@@ -40,7 +40,7 @@ class PrefixAffinity:
             return Decision(candidate=chosen, basis="load", reason=query.gap)
         if chosen.expected_tokens and (at := field.columns.starved()) is not None:
             other, own = field.at(at), field.columns.places[chosen.instance]
-            if other in open_to_it and field.lost(own, at) <= CHUNK_TOKENS and field.parts(own):
+            if other in open_to_it and field.more_tokens(own, at) <= CHUNK_TOKENS and field.diverges(own):
                 return Decision(candidate=other, basis="load", reason=STARVED)
         if not chosen.expected_tokens:
             return Decision(candidate=chosen, basis="load", reason="busy_holder" if most else "cold")

@@ -29,7 +29,7 @@ from gateway.settings.state import StateSettings
 from gateway.settings.telemetry import TelemetrySettings
 from gateway.settings.upstream import UpstreamSettings
 
-_OTHERS = (
+_OTHER_PREFIXES = (
     "KVGATE_ENGINE_",
     "KVGATE_UP_",
     "KVGATE_TEST_",
@@ -39,8 +39,8 @@ _OTHERS = (
     "KVGATE_PORT_RANGE",
 )
 """Variables with these beginnings belong to other parts of kvgate and may stand in the same environment."""
-_CLIENTS = frozenset({"KVGATE_API_KEY", "KVGATE_URL"})
-"""What commands that talk to a gateway read: whoever exports them may start a gateway, too."""
+_CLIENT_VARIABLES = frozenset({"KVGATE_API_KEY", "KVGATE_URL"})
+"""Variables of the commands that call a gateway; a gateway starts beside them."""
 
 
 class Settings(BaseModel):
@@ -111,7 +111,9 @@ def load_settings(config: Path | None = None) -> Settings:
     problems += [
         unknown("environment", name, name.upper(), sorted(variables))
         for name in os.environ
-        if name.upper().startswith(PREFIX) and not name.startswith(_OTHERS) and name.upper() not in variables | _CLIENTS
+        if name.upper().startswith(PREFIX)
+        and not name.startswith(_OTHER_PREFIXES)
+        and name.upper() not in variables | _CLIENT_VARIABLES
     ]
     if problems:
         raise SettingsError("\n".join(problems))

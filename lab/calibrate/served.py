@@ -131,7 +131,7 @@ def fit_served(time: TimeModel, measured: Mapping[str, float], run: Callable[[Ti
 
 
 def _moved(time: TimeModel, name: str, step: float) -> TimeModel:
-    """Return the model with one coefficient so many times as large; factors are moved by what they are above 1."""
+    """Return the model with one coefficient so many times as large; of a factor ``f`` the part ``f - 1`` is scaled."""
     value = getattr(time, name)
     if name.startswith("overlap"):
         return replace(time, **{name: 1 + max(value - 1, 0.1) * step})

@@ -181,7 +181,7 @@ def why_unreadable(error: Exception) -> str:
         case RecursionError():
             return "nested too deeply"
         case EOFError():
-            return "the archive ends before its end"
+            return "the archive is cut off"
         case zlib.error():
             return "the archive is damaged"
         case _:

@@ -26,7 +26,7 @@ _NO_TEXT: Final = frozenset({"data", "source", "url"})
 """Fields whose strings are bytes of images and documents, or where to find them."""
 
 
-def _in_a_thread(endpoint: Endpoint, context: Any, check: Callable[[Any, EngineLimits], None]) -> Endpoint:
+def _threaded(endpoint: Endpoint, context: Any, check: Callable[[Any, EngineLimits], None]) -> Endpoint:
     """Run a handler that waits for nothing, and render its answer; ``check`` raises ``RefusedError`` for a body."""
 
     async def beside(**given: Any) -> Any:
@@ -67,7 +67,7 @@ def _with_tokens(endpoint: Endpoint, context: Any) -> Endpoint:
             await prompts.alone(work)
             try:
                 return await endpoint(**given)
-            except ValueError as error:  # what the model or the engine's options don't serve
+            except ValueError as error:  # the model or the engine's options have no such route
                 raise RefusedError(str(error)) from error
 
         return await _or_refused(given["raw_request"], answer())
@@ -107,7 +107,7 @@ def _check_prompts(given: Any, limits: EngineLimits) -> None:
 
 
 def _check_tokens(given: Any, limits: EngineLimits) -> None:
-    """Refuse prompts that the engine can't take, now that all are tokens; that there is one is checked by its route."""
+    """Refuse tokenized prompts that the engine can't take. The route itself refuses a body without prompts."""
     for each in prompts_in(given) if given else ():
         check_prompt(each, limits)
         check_length(len(each), limits)
@@ -191,7 +191,7 @@ def auxiliary_register(original: Callable[[Any, Any], None]) -> Callable[[Any, A
 
     def register(router: Any, server_context: Any) -> None:
         replace = {
-            "/v1/encode": lambda endpoint: _in_a_thread(endpoint, server_context, _check_encode),
+            "/v1/encode": lambda endpoint: _threaded(endpoint, server_context, _check_encode),
             "/pooling": lambda endpoint: _with_tokens(endpoint, server_context),
             "/get_ppl": lambda endpoint: _with_tokens(endpoint, server_context),
         }
@@ -205,7 +205,7 @@ def count_tokens_register(original: Callable[..., None]) -> Callable[..., None]:
 
     def register(router: Any, server_context: Any, **options: Any) -> None:
         path = "/v1/messages/count_tokens"
-        replace = {path: lambda endpoint: _in_a_thread(endpoint, server_context, _check_count_tokens)}
+        replace = {path: lambda endpoint: _threaded(endpoint, server_context, _check_count_tokens)}
         original(_Routes(router, replace), server_context, **options)
 
     return register

@@ -130,7 +130,7 @@ async def _encoded(processor: Any, plan: HostPlan) -> Figure:
         tokenizer=processor.tokenizer,
         chat_template=processor.chat_template,
         prompt_processor=like,
-        backend_config=None,  # without limits of inputs, as stock LMDeploy has none
+        backend_config=None,  # no limits: stock LMDeploy has none
     )
     chooser = random.Random(3)  # noqa: S311
     words = plan.prompt_tokens * _MESSAGE_WORDS // len(processor.tokenizer.encode(_text(chooser, _MESSAGE_WORDS)))
@@ -157,7 +157,7 @@ async def _encoded(processor: Any, plan: HostPlan) -> Figure:
 
 
 def _posted(body: bytes) -> Any:
-    """Return the request with this body, as a handler gets it beside what was parsed."""
+    """Return the request with this body, as FastAPI hands it to a handler beside the parsed one."""
     from fastapi import Request
 
     async def receive() -> dict[str, Any]:
