@@ -283,6 +283,12 @@ def _token_warnings(whole: Sequence[Answer]) -> Iterator[str]:
             f"the target sent {ratio:.2f} events for each token: ITL is between events. TPOT, by the tokens of the "
             "usage, can be compared"
         )
+    one_more = sum(each.events == each.completion_tokens + 1 for each in whole)
+    if whole and 2 * one_more > len(whole):
+        yield (
+            f"{one_more} of {len(whole)} answers have one event more than tokens: where the first event has no token, "
+            "such as one with the role alone, TTFT ends too early and TPOT is too long"
+        )
 
 
 def _share(part: float, whole: float) -> float:

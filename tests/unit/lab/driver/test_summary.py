@@ -125,6 +125,16 @@ def test_what_spoils_the_figures_is_said() -> None:
     assert "3 of 3 prompts had another number of tokens" in said[1]
 
 
+def test_an_event_before_the_first_token_is_said_however_long_answers_are() -> None:
+    answers = [whole(number, 0.3, 0) for number in range(3)]
+    for each in answers:
+        each.gaps_s, each.completion_tokens = array("f", [0.01] * 128), 128
+    (said,) = warnings(answers, setting())
+    assert said.startswith("3 of 3 answers have one event more than tokens")
+    answers[0].completion_tokens = answers[1].completion_tokens = 129
+    assert not list(warnings(answers, setting()))
+
+
 def test_events_that_are_no_tokens_and_answers_shorter_than_asked_for_are_said() -> None:
     answers = [whole(number, 0.3, 0) for number in range(4)]
     for each in answers:
