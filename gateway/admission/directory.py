@@ -4,6 +4,7 @@ Read whole by one statement, swapped whole: a slow database delays a revoked key
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,6 +22,7 @@ from gateway.state.stored import DocumentReader, UnreadableDocumentError, read, 
 from gateway.types import TenantId
 
 _KINDS = tuple(Kind)
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,27 +170,46 @@ class DirectoryKeeper:
         self._trusted = self._published = False
         self._end: asyncio.TimerHandle | None = None
         self._known: Revision | None = None
+        self._failure = ""
         self.current = Directory()
 
     async def refresh(self) -> None:
         """Bring the directory up to date, and compare the clocks; raises ``StoreUnavailableError``, and the known
         directory stays.
+
+        An unexpected error is logged and counts as a store that can't be read: whatever failed, stored keys must not be
+        trusted for longer than ``trust_s``.
         """
         async with self._one:  # an older reading never takes the place of a newer one
-            begun_s = asyncio.get_running_loop().time()
-            stored = await self._store.read(_KINDS, self._clock.own, known=self._known)
-            self._compare_clocks(stored.skew_s)
-            if stored.documents is not None:
-                self._published = False
-                self.current = self._reader.read(stored.revision, stored.documents)
-                self._known = stored.revision
-            if not self._published or not self._trusted:
-                self._publish(self.current)
-                self._published = True
-            self._confirmed(begun_s)
+            try:
+                await self._read()
+            except StoreUnavailableError:
+                raise
+            except Exception as error:
+                reason = f"{type(error).__name__}: {error}"
+                if reason != self._failure:
+                    _log.exception("the documents of the store can't be applied")
+                self._failure = reason
+                if not self._trusted:
+                    self._expire()  # a part of it may have been published
+                raise StoreUnavailableError(f"its documents can't be applied ({reason:.500})") from error
+            self._failure = ""
+
+    async def _read(self) -> None:
+        begun_s = asyncio.get_running_loop().time()
+        stored = await self._store.read(_KINDS, self._clock.own, known=self._known)
+        self._compare_clocks(stored.skew_s)
+        if stored.documents is not None:
+            self._published = False
+            self.current = self._reader.read(stored.revision, stored.documents)
+            self._known = stored.revision
+        if not self._published or not self._trusted:
+            self._publish(self.current)
+            self._published = True
+        self._confirmed(begun_s)
 
     async def run(self, interval_s: float) -> None:
-        """Look again and again, for ever."""
+        """Look again and again, for ever. Only cancelling ends the time of trust."""
         try:
             while True:
                 await asyncio.sleep(interval_s)
@@ -196,9 +217,10 @@ class DirectoryKeeper:
                     await self.refresh()
                 except StoreUnavailableError as error:
                     self._report_unavailable(error)
-        finally:
+        except asyncio.CancelledError:
             if self._end is not None:
                 self._end.cancel()
+            raise
 
     def _confirmed(self, at_s: float) -> None:
         self._trusted = True

@@ -22,7 +22,14 @@ from gateway.state.documents import (
     Remembered,
     Revision,
 )
-from gateway.state.store import ConflictError, OperationBusyError, OperationLostError, Remember, RepeatedKeyError
+from gateway.state.store import (
+    ConflictError,
+    MalformedStoreError,
+    OperationBusyError,
+    OperationLostError,
+    Remember,
+    RepeatedKeyError,
+)
 from kvcontrol.core.policy_control import FENCE_LEAP, MOST_FENCE, Fence
 
 _REMEMBERED_S: Final = 24 * 3600.0
@@ -54,17 +61,33 @@ def read(database: Database, kinds: Sequence[Kind], clock: Callable[[], float], 
         [*(each.value for each in kinds), number, changed_at_s],
     )
     after_s = clock()
+    number, changed_at_s, now_s, *_ = _first(found, "kvgate_revision")
     by_kind: dict[Kind, list[Document]] = {each: [] for each in kinds}
     for _, _, _, kind, *row in found:
         if kind is not None:
             by_kind[Kind(kind)].append(_as_document(Kind(kind), row))
-    number, changed_at_s, now_s, *_ = found[0]
-    revision = Revision(int(number), changed_at_s or 0.0)
+    revision = Revision(_whole(number, "kvgate_revision"), changed_at_s or 0.0)
     return Reading(
         revision=revision,
         documents=None if revision == known else by_kind,
         skew_s=max(0.0, before_s - now_s) + min(0.0, after_s - now_s),
     )
+
+
+def _first(rows: Sequence[Row], table: str) -> Row:
+    """Return the first row of a query of a table that always has its one row; raises ``MalformedStoreError``."""
+    if not rows:
+        raise MalformedStoreError(f"the store's table {table} is empty: restore the backup of the store")
+    return rows[0]
+
+
+def _whole(value: object, table: str) -> int:
+    """Return a whole number of a table: SQLite stores any text there. Raises ``MalformedStoreError``."""
+    if not isinstance(value, int):
+        raise MalformedStoreError(
+            f"the store's table {table} contains {value!r:.100} in place of a number: restore the backup of the store"
+        )
+    return value
 
 
 def document(database: Database, kind: Kind, name: str) -> Document | None:
@@ -134,12 +157,17 @@ def _issue(database: Database, count: int, above: int = 0) -> tuple[str, int]:
     identity and the last of them.
     """
     known = min(above, MOST_FENCE)
-    [[store, number]] = database.rows(
+    issued = database.rows(
         "UPDATE kvgate_fence SET number = CASE WHEN number < ? AND number > ? THEN ? ELSE number END + ? "
         "RETURNING store, number",
         [known, known - FENCE_LEAP - 1, known, count],
     )
-    return store, int(number)
+    return _fence(issued)
+
+
+def _fence(rows: Sequence[Row]) -> tuple[str, int]:
+    store, number, *_ = _first(rows, "kvgate_fence")
+    return str(store), _whole(number, "kvgate_fence")
 
 
 def hold(database: Database, numbers: Sequence[int], lease_s: float) -> None:
@@ -158,9 +186,10 @@ def pending(database: Database) -> Pending:
         "LEFT JOIN kvgate_acts ON 1 = 1 LEFT JOIN kvgate_audit ON kvgate_audit.number = kvgate_acts.number "
         "ORDER BY kvgate_acts.number"
     )
-    store, fence, now_s, *_ = found[0]
+    fence = Fence(*_fence(found))
+    now_s = found[0][2]
     return Pending(
-        Fence(store, int(fence)),
+        fence,
         [
             PendingOperation(
                 number=number,
@@ -231,7 +260,8 @@ def apply(
     with database.transaction() as now_s:
         after = [_change(database, change, now_s) for change in changes]
         if changes:
-            database.execute("UPDATE kvgate_revision SET revision = revision + 1")
+            changed = database.rows("UPDATE kvgate_revision SET revision = revision + 1 RETURNING revision")
+            _first(changed, "kvgate_revision")  # gateways would not notice the change
         if record.completes is None:
             _entry(database, record, now_s)
         elif not database.rows("DELETE FROM kvgate_acts WHERE number = ? RETURNING number", [record.completes]):
@@ -248,7 +278,7 @@ def _change(database: Database, change: Change, now_s: float) -> Document | None
         "SELECT name, body, version, created_at_s, updated_at_s FROM kvgate_documents WHERE kind = ? AND name = ?",
         [change.kind.value, change.name],
     )
-    counted = int(found[0][2]) if found else 0
+    counted = _whole(found[0][2], "kvgate_documents") if found else 0
     present = counted if found and found[0][1] is not None else ABSENT
     wanted = change.expected
     if (wanted is not None and wanted != present) or (isinstance(change, Delete) and present == ABSENT):

@@ -6,7 +6,8 @@ StoreError
 ├── OperationBusyError       an operation that excludes this one has not ended; nothing was changed
 ├── OperationLostError       the lease expired, and another gateway undoes this operation; nothing was changed
 └── StoreUnavailableError    the database can't be reached or is stuck; nothing was changed, and nothing will be
-    └── OutcomeUnknownError  the database was lost in the middle of a commit: the change may have been made
+    ├── OutcomeUnknownError  the database was lost in the middle of a commit: the change may have been made
+    └── MalformedStoreError  rows that every store has are missing or malformed; nothing was changed
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -62,6 +63,10 @@ class StoreUnavailableError(StoreError):
 
 class OutcomeUnknownError(StoreUnavailableError):
     """Whether the change was made is not known."""
+
+
+class MalformedStoreError(StoreUnavailableError):
+    """A row that every store has is missing or malformed."""
 
 
 class Store(Protocol):

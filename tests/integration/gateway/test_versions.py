@@ -171,6 +171,24 @@ async def test_a_document_that_can_not_be_read_fails_alone_and_is_named(tmp_path
         await eventually(fewer)
 
 
+async def test_a_gateway_starts_on_deeply_nested_documents_of_every_kind_and_revokes_keys(tmp_path: Path) -> None:
+    nested = '{"a":' + "[" * 1100 + "]" * 1100 + "}"
+    names = {Kind.KEY: "0" * 12, Kind.PRESET: "current", Kind.ROUTING: "fleet", Kind.POLICY: "eviction"}
+    for kind in Kind:
+        await put_text(tmp_path, kind, names.get(kind, "nested"), nested)
+    async with running_fleet(tmp_path, **SETTINGS) as fleet:
+        admin = Admin(fleet.gateway)
+        await admin.ok("PUT", "/tenants/acme", {})
+        key = await admin.ok("POST", "/keys", {"tenant": "acme"})
+        assert await status_with(fleet.gateway, key["key"]) == 200
+        await fleet.gateway.counted('kvgate_problems{kind="document"}', len(Kind))
+        assert (await admin.ok("DELETE", f"/keys/{key['id']}"))["revoked_at_s"] is not None
+        assert await status_with(fleet.gateway, key["key"]) == 401
+        assert (await admin.ok("DELETE", f"/keys/{names[Kind.KEY]}"))["revoked_at_s"] is not None
+        await admin.ok("PUT", "/tenants/nested", {"note": "n"})
+        await fleet.gateway.counted('kvgate_problems{kind="document"}', len(Kind) - 2)
+
+
 UNREADABLE_KEYS = {
     "1" * 12: {"tenant": "acme", "digest": 7, "new": 1},
     "2" * 12: {"tenant": "acme", "digest": digest("two"), "note": "n" * 600},
