@@ -19,6 +19,7 @@ from gateway.state.salt import load_salt_secret
 from gateway.state.sqlite import open_sqlite
 from gateway.state.store import (
     ConflictError,
+    MalformedStoreError,
     OperationBusyError,
     OperationLostError,
     OutcomeUnknownError,
@@ -40,6 +41,7 @@ __all__ = [
     "Document",
     "KeyDigest",
     "Kind",
+    "MalformedStoreError",
     "NewKey",
     "OperationBusyError",
     "OperationLostError",

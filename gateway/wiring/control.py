@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from time import monotonic
+from typing import Final
 
 from gateway.admission import Directory, DirectoryKeeper
 from gateway.api.admin import Changes
@@ -17,13 +18,16 @@ from gateway.fleet.pin_expiry import PinExpiry
 from gateway.fleet.pins import PinKeeper
 from gateway.fleet.policy_watch import PolicyWatch
 from gateway.fleet.rescue import Rescue
+from gateway.problems import ProblemKind, Problems
 from gateway.registry.membership import Loops
-from gateway.state import StoreUnavailableError
+from gateway.state import MalformedStoreError, StoreUnavailableError
 from gateway.wiring.base import Base
 from gateway.wiring.instances import Instances, Links
 from gateway.wiring.observation import Observation
 from gateway.wiring.requests import Serving, cost_model
 from kvcontrol.presets import Presets
+
+_POLICY_CHANGES: Final = "policy changes of the store"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +84,7 @@ def build_control(
         registry=registry,
         control=control,
         swap=swap,
-        pending=partial(_pending_changes, directory, changes),
+        pending=partial(_pending_changes, directory, changes, observation.problems),
         watch=PolicyWatch(observation.problems),
         desired=lambda: desired_state_of(
             directory.current, presets.all(), base.authenticator.configured, observation.problems
@@ -156,13 +160,25 @@ def _directory_keeper(
 
 
 async def _pending_changes(
-    directory: DirectoryKeeper, changes: Changes, newest: Mapping[str, int]
+    directory: DirectoryKeeper, changes: Changes, problems: Problems, newest: Mapping[str, int]
 ) -> PolicyChanges | None:
     """Return the pending changes of policies, and then refresh the directory: it contains the policies of all changes
-    that have ended. None where the store can't be read.
+    that have ended. None where the store can't be read; where only its changes of policies can't be, that is a problem.
     """
     try:
         pending = await changes.operations.policy_changes(newest)
+    except MalformedStoreError as error:
+        problems.report(
+            ProblemKind.STORE,
+            _POLICY_CHANGES,
+            f"the changes of policies can't be read: {error}; until then instances may run different policies, and "
+            "swaps are refused with 503",
+        )
+        return None
+    except StoreUnavailableError:
+        return None
+    problems.clear(ProblemKind.STORE, _POLICY_CHANGES)
+    try:
         await directory.refresh()
     except StoreUnavailableError:
         return None

@@ -3,8 +3,9 @@
 import asyncio
 import copy
 import json
+import sqlite3
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -12,6 +13,7 @@ import aiohttp
 
 from gateway.fleet.undo_note import NotedPin, NotedPolicy, UndoNote
 from gateway.state import Action, Kind, Put, open_sqlite
+from gateway.state.sqlite import FILE_NAME
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.control import TierStats
 from kvcontrol.core.prefix_control import PinRequest
@@ -160,6 +162,31 @@ async def test_an_instance_whose_policy_another_sender_changed_runs_the_stored_o
         await Admin(gateway).ok("PUT", "/policies/eviction", SAID)
         engine.policies["eviction"] = {"kind": "eviction", "name": "fifo", "params": {}}
         await eventually(lambda: engine.policies["eviction"] == S3_FIFO, WITHIN_S)
+
+
+async def test_a_store_without_its_fence_refuses_swaps_and_is_a_problem_until_the_fence_is_back(tmp_path: Path) -> None:
+    engine = ScriptedEngine()
+    async with (
+        engine.started(),
+        running_gateway(tmp_path, instances=instances({"a": engine}), admin_key=ADMIN_KEY) as gateway,
+    ):
+        await gateway.usable(1)
+        admin = Admin(gateway)
+        await admin.ok("PUT", "/policies/eviction", SAID)
+        with closing(sqlite3.connect(tmp_path / FILE_NAME, isolation_level=None)) as store:
+            [(_, name, _)] = store.execute("SELECT only_row, store, number FROM kvgate_fence").fetchall()
+            store.execute("DELETE FROM kvgate_fence")
+            engine.policies["eviction"] = {"kind": "eviction", "name": "fifo", "params": {}}
+            await gateway.counted('kvgate_problems{kind="store"}', 1)
+            [problem] = (await admin.ok("GET", "/status"))["problems"]
+            assert "kvgate_fence is empty: restore the backup" in problem["message"]
+            status, _, said = await admin.call("PUT", "/policies/eviction", {"name": "lru"})
+            assert (status, said["error"]["code"]) == (503, "store_unavailable")
+            store.execute("INSERT INTO kvgate_fence (only_row, store, number) VALUES (1, ?, 0)", [name])
+        await eventually(lambda: engine.policies["eviction"] == S3_FIFO, WITHIN_S)
+        await gateway.counted('kvgate_problems{kind="store"}', 0)
+        await admin.ok("PUT", "/policies/eviction", {"name": "lru"})
+        assert engine.policies["eviction"] == LRU
 
 
 async def test_kv_budgets_that_another_sender_changed_are_the_stored_ones_again(tmp_path: Path) -> None:
