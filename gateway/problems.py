@@ -19,7 +19,7 @@ class ProblemKind(StrEnum):
     STORE = "store"  # the store can't be read
     REDIS = "redis"  # Redis can't be used, or may forget quotas
     OPERATION = "operation"  # an unfinished operation of a gateway that ended
-    POLICY = "policy"  # an instance runs another policy than before, and no change explains it
+    POLICY = "policy"  # an instance refuses a stored policy, or runs another one that no change explains
     DISCOVERY = "discovery"  # a place suddenly names far fewer instances
     CLOCK = "clock"  # this machine's clock differs from the store's
     FILES = "files"  # this process has no file descriptor left, or soon

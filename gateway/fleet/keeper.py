@@ -3,9 +3,9 @@
 An engine forgets both when it restarts, and an instance may join at any time. So this is a loop, not an event: once a
 second it compares the store with the state that it sent to each usable instance in the instance's present life (its
 epoch), and sends the difference. At first, and then every few seconds, it reads the state of each instance: another
-sender may have changed it. It removes a budget that the store doesn't have. It shows a refusal, and tries again after a
-minute or when the desired state changes. It leaves an instance without an answer alone for a while: a round holds the
-lock of policy changes, so they wait for that answer, too.
+sender may have changed it. It removes a budget that the store doesn't have. It shows a refusal, of a stored policy as a
+problem, and tries again after a minute or when the desired state changes. It leaves an instance without an answer alone
+for a while: a round holds the lock of policy changes, so they wait for that answer, too.
 """
 
 import asyncio
@@ -29,6 +29,7 @@ from gateway.fleet.control import InstanceControl, InstanceControlError
 from gateway.fleet.policies import Choice, FencedPolicy, Policy, PolicySwap, SwapBusyError
 from gateway.fleet.policy_watch import PolicyWatch
 from gateway.limits import KvBudget, TenantLimits
+from gateway.problems import ProblemKind, Problems
 from gateway.registry import Instance, Registry
 from gateway.types import TenantId
 from kvcontrol.core.ids import Epoch, InstanceId
@@ -42,6 +43,9 @@ _AGAIN_AFTER_S: Final = 60.0
 _COMPARE_EVERY_S: Final = 5.0
 _CONFIRMATIONS: Final = 2
 """So often an instance without fences has to report a restored policy: an older call may arrive late."""
+
+_STORED_POLICY: Final = "stored policy "
+"""Begins the subjects of problems with instances that refuse one."""
 
 _log = logging.getLogger(__name__)
 
@@ -68,6 +72,15 @@ class InstanceReport:
     problems: tuple[str, ...]
 
 
+class _Refusal(NamedTuple):
+    """``answered`` is whether the instance refused the target; otherwise it gave no answer."""
+
+    target: object
+    reason: str
+    again_s: float
+    answered: bool
+
+
 @dataclass(slots=True)
 class _Sent:
     epoch: Epoch
@@ -77,7 +90,7 @@ class _Sent:
     policies: dict[str, Policy] = field(default_factory=dict)
     reported_policies: dict[str, Policy | None] = field(default_factory=dict)
     """The instance's report of these right after the call: it may use another name."""
-    refused: dict[object, tuple[object, str, float]] = field(default_factory=dict)
+    refused: dict[object, _Refusal] = field(default_factory=dict)
     confirmations: dict[str, int] = field(default_factory=dict)
     """How often an instance without fences reported a restored policy, by kind."""
     silent_until_s: float = 0.0
@@ -116,6 +129,7 @@ class FleetKeeper:
         desired: Callable[[], DesiredState],
         pending: Callable[[Mapping[str, int]], Awaitable[PolicyChanges | None]],
         watch: PolicyWatch,
+        problems: Problems,
         salt: Callable[[TenantId], str],
         clock: Callable[[], float],
     ) -> None:
@@ -130,6 +144,7 @@ class FleetKeeper:
         self._clock = clock
         self._pending = pending
         self._watch = watch
+        self._problems = problems
         self._compared_s = clock()
         self._sent: dict[InstanceId, _Sent] = {}
         self._fence: Fence | None = None
@@ -166,6 +181,21 @@ class FleetKeeper:
             *(self._keep(each, self._shares(each, desired) | budgets, desired, round_) for each in present)
         )
         self._watch.keep({each.id for each in self._registry.all()})
+        self._report_refusals(present, desired)
+
+    def _report_refusals(self, present: Sequence[Instance], desired: DesiredState) -> None:
+        """Make the problems those of instances that refuse a stored policy."""
+        found = {}
+        for instance in present:
+            sent = self._sent.get(instance.id)
+            for kind in desired.policies:
+                refusal = None if sent is None else sent.refused.get(kind)
+                if refusal is not None and refusal.answered:
+                    found[f"{_STORED_POLICY}{kind} of instance {instance.id}"] = (
+                        f"the instance refuses the stored {refusal.reason}; instances may run different policies: swap "
+                        "to a policy that all instances accept, or upgrade this instance"
+                    )
+        self._problems.replace(ProblemKind.POLICY, _STORED_POLICY, found)
 
     async def _read_store(self, present: Sequence[Instance]) -> _Round:
         """Read the store where it is time, or something is to be sent."""
@@ -198,7 +228,7 @@ class FleetKeeper:
             name: InstanceReport(
                 budgets=len(sent.budgets),
                 policies=len(sent.policies),
-                problems=tuple(reason for _, reason, _ in sent.refused.values()),
+                problems=tuple(each.reason for each in sent.refused.values()),
             )
             for name, sent in self._sent.items()
         }
@@ -368,15 +398,15 @@ class FleetKeeper:
     def _due(self, sent: _Sent, key: object, target: object) -> bool:
         now_s = self._clock()
         before = sent.refused.get(key)
-        return now_s >= sent.silent_until_s and (before is None or before[0] != target or now_s >= before[2])
+        return now_s >= sent.silent_until_s and (before is None or before.target != target or now_s >= before.again_s)
 
     def _refused(
         self, instance: Instance, sent: _Sent, key: object, what: tuple[object, str], error: InstanceControlError
     ) -> None:
         target, reason = what
-        if (before := sent.refused.get(key)) is None or before[1] != reason:
+        if (before := sent.refused.get(key)) is None or before.reason != reason:
             _log.warning("instance %s differs from the stored policies and KV budgets: %s", instance.id, reason)
         again_s = self._clock() + _AGAIN_AFTER_S
         if error.silent:
             again_s = sent.silent_until_s = self._clock() + self._swap.longest_s
-        sent.refused[key] = (target, reason, again_s)
+        sent.refused[key] = _Refusal(target, reason, again_s, answered=error.status is not None)

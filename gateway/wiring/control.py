@@ -86,6 +86,7 @@ def build_control(
         swap=swap,
         pending=partial(_pending_changes, directory, changes, observation.problems),
         watch=PolicyWatch(observation.problems),
+        problems=observation.problems,
         desired=lambda: desired_state_of(
             directory.current, presets.all(), base.authenticator.configured, observation.problems
         ),

@@ -164,6 +164,27 @@ async def test_an_instance_whose_policy_another_sender_changed_runs_the_stored_o
         await eventually(lambda: engine.policies["eviction"] == S3_FIFO, WITHIN_S)
 
 
+async def test_a_stored_policy_that_an_instance_refuses_is_a_problem_until_it_is_accepted(tmp_path: Path) -> None:
+    a, b = ScriptedEngine(), ScriptedEngine()
+    b.refused_policies.add("s3fifo")
+    store = open_sqlite(tmp_path)
+    stored = Put(kind=Kind.POLICY, name="eviction", body=json.dumps(SAID))
+    await store.apply([stored], action=Action(actor="t", action="put", target="t"))
+    await store.close()
+    async with (
+        a.started(),
+        b.started(),
+        running_gateway(tmp_path, instances=instances({"a": a, "b": b}), admin_key=ADMIN_KEY) as gateway,
+    ):
+        await gateway.counted('kvgate_problems{kind="policy"}', 1)
+        [problem] = (await Admin(gateway).ok("GET", "/status"))["problems"]
+        assert (problem["kind"], problem["subject"]) == ("policy", "stored policy eviction of instance b")
+        assert "policy 's3fifo' of kind eviction: s3fifo is not for me" in problem["message"]
+        await eventually(lambda: a.policies["eviction"] == S3_FIFO, WITHIN_S)
+        await Admin(gateway).ok("PUT", "/policies/eviction", {"name": "fifo"})
+        await gateway.counted('kvgate_problems{kind="policy"}', 0)
+
+
 async def test_a_store_without_its_fence_refuses_swaps_and_is_a_problem_until_the_fence_is_back(tmp_path: Path) -> None:
     engine = ScriptedEngine()
     async with (
