@@ -6,15 +6,20 @@ state, also one that was down during the change.
 
 import logging
 from collections.abc import Mapping
+from typing import Final
 
 from gateway.admission import Directory
 from gateway.placement.planner import Planner
+from gateway.problems import ProblemKind, Problems
 from gateway.registry import InstanceSpec, Membership, Registry, Source
 from gateway.registry.addresses import AddressError, AddressRules
 from gateway.routing import POLICIES, CostModel
 from gateway.state.fleet_bodies import PolicyName, RoutingBody
 from kvcontrol.core.ids import InstanceId
 from kvcontrol.core.roles import EngineRole
+
+_URL: Final = "url of instance "
+"""Begins the subjects of problems with the URLs of stored instances."""
 
 _log = logging.getLogger(__name__)
 
@@ -31,6 +36,7 @@ class ConfigSync:
         policy: PolicyName,
         costs: CostModel,
         drain_s: float,
+        problems: Problems,
     ) -> None:
         """``policy`` and ``costs`` apply where the store has no document."""
         self._registry = registry
@@ -39,6 +45,7 @@ class ConfigSync:
         self._policy = policy
         self._costs = costs
         self._drain_s = drain_s
+        self._problems = problems
         self._drained: frozenset[InstanceId] = frozenset()
         self._roles: Mapping[InstanceId, EngineRole] = {}
         self._routing: RoutingBody | None = None
@@ -82,14 +89,15 @@ class ConfigSync:
         self._take_routing(directory.routing)
         self._drained = frozenset(name for name, body in bodies.items() if body.draining)
         self._roles = {name: body.role for name, body in bodies.items() if body.role is not None}
-        specs = []
+        specs, unusable = [], {}
         for name, body in bodies.items():
             if body.url is None:
                 continue
             try:
                 specs.append(InstanceSpec(id=name, url=self._rules.origin(body.url), source=Source.ADMIN))
             except AddressError as error:  # other settings allowed it when it was written
-                _log.warning("instance %s of the store is not added: %s", name, error)
+                unusable[_URL + name] = f"the stored instance {name} is not a member: {error}; PUT or DELETE it"
+        self._problems.replace(ProblemKind.DOCUMENT, _URL, unusable)
         self._membership.reconcile(Source.ADMIN, specs, drain_s=self._drain_s)
         for each in self._registry.all():
             if self._membership.leaving(each.id):

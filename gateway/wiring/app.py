@@ -79,7 +79,7 @@ async def _running(app: Gateway, base: Base) -> AsyncIterator[None]:
         )
         links = Links(client=client, context=context)
         serving = build_serving(base, instances, observation, threads, pool)
-        config_sync = build_config_sync(base, instances, serving)
+        config_sync = build_config_sync(base, instances, serving, observation)
         membership = build_membership(settings, instances, links, observation, (serving.planner, config_sync))
         leases = build_leases(settings, instances, membership, base.shared.board)
         control = build_control(base, instances, links, observation, config_sync)

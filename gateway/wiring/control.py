@@ -56,7 +56,7 @@ class Control:
         }
 
 
-def build_config_sync(base: Base, instances: Instances, serving: Serving) -> ConfigSync:
+def build_config_sync(base: Base, instances: Instances, serving: Serving, observation: Observation) -> ConfigSync:
     """Return what applies the stored instances and routing."""
     return ConfigSync(
         registry=instances.registry,
@@ -65,6 +65,7 @@ def build_config_sync(base: Base, instances: Instances, serving: Serving) -> Con
         policy=base.settings.routing.routing_policy,
         costs=cost_model(base.settings.routing),
         drain_s=base.settings.fleet.drain_timeout_s,
+        problems=observation.problems,
     )
 
 

@@ -189,6 +189,21 @@ async def test_a_gateway_starts_on_deeply_nested_documents_of_every_kind_and_rev
         await fleet.gateway.counted('kvgate_problems{kind="document"}', len(Kind) - 2)
 
 
+@pytest.mark.parametrize(
+    "url", ["http://[::1", "http://10.0.0.1:99999999", "http://8.8.8.8:80", "\x00http://1", "ftp://a"]
+)
+async def test_a_stored_instance_with_an_unusable_url_is_a_problem_until_it_is_deleted(
+    tmp_path: Path, url: str
+) -> None:
+    await put_text(tmp_path, Kind.INSTANCE, "x", json.dumps({"url": url}))
+    async with running_fleet(tmp_path, **SETTINGS) as fleet:
+        await fleet.gateway.counted('kvgate_problems{kind="document"}', 1)
+        [problem] = (await Admin(fleet.gateway).ok("GET", "/status"))["problems"]
+        assert problem["subject"] == "url of instance x"
+        assert (await Admin(fleet.gateway).call("DELETE", "/instances/x"))[0] < 300
+        await fleet.gateway.counted('kvgate_problems{kind="document"}', 0)
+
+
 UNREADABLE_KEYS = {
     "1" * 12: {"tenant": "acme", "digest": 7, "new": 1},
     "2" * 12: {"tenant": "acme", "digest": digest("two"), "note": "n" * 600},
