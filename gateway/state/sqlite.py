@@ -18,7 +18,8 @@ from gateway.state.database import Row
 from gateway.state.documents import AuditBound
 from gateway.state.schema import SchemaError, prepare
 from gateway.state.sql import CALL_LIMIT_S, SqlStore
-from gateway.state.sqlite_file import FileReplacedError, SqliteFile
+from gateway.state.sqlite_file import FileReplacedError, LogReplacedError, SqliteFile
+from gateway.state.sqlite_log import SqliteLog
 
 FILE_NAME = "kvgate.sqlite3"
 _log = logging.getLogger(__name__)
@@ -54,9 +55,11 @@ class SqliteDatabase:
             self.execute("PRAGMA journal_mode = WAL")
             self.execute("PRAGMA synchronous = FULL")
             self._connection.create_function("kvgate_clock", 0, clock)
+            self.tables()  # opens the log
+            opened.callback(self._forget_log)
+            file.connected(self._connection)
             self._reader.execute("SELECT 1 FROM sqlite_master").fetchall()
-            self._log = file.log
-            file.connected()
+            self.check()
             opened.pop_all()
 
     @property
@@ -98,22 +101,60 @@ class SqliteDatabase:
         self._connection.interrupt()
 
     def close(self) -> None:
-        """Move the log into the file where that is the store, and close the connection."""
+        """Move the log into the file where that is the store, and close the connection. A log that is not moved and has
+        no name any more is copied.
+        """
         connections = [self._reader, self._connection]
-        log = None
+        is_replaced = is_lost = is_moved = False
         try:
             self._file.check()
+            self._file.remember(self._connection)
+        except LogReplacedError as error:
+            _log.warning("the store is closed: %s", error)
+            is_lost = True
+            is_moved = self._is_movable()
         except FileReplacedError as error:
             _log.warning("the log of the store is not moved into another file: %s", error)
-            connections.reverse()
-            log = self._log
+            is_replaced = True
         except (sqlite3.Error, OSError) as error:
             _log.warning("%s: it is unknown whether this is the store; its log stays: %s", self._file.path, error)
             connections.reverse()
-        self._file.disconnected()
+        if is_replaced or (is_lost and not is_moved):
+            connections.reverse()
+        log = self._file.disconnected()
         for each in connections:
             each.close()
-        self._file.set_aside(log)
+        if log is not None:
+            with closing(log):
+                if is_replaced:
+                    log.set_aside()
+                if is_lost:
+                    self._keep(log, is_moved=is_moved)
+
+    def _forget_log(self) -> None:
+        if (log := self._file.disconnected()) is not None:
+            log.close()
+
+    def _is_movable(self) -> bool:
+        """Return whether SQLite may move a lost log into the file, and remember what the file must then contain."""
+        try:
+            if not self._file.is_movable:
+                return False
+            self._file.remember(self._connection)
+        except (sqlite3.Error, OSError, FileReplacedError) as error:
+            _log.warning("%s: the lost log is not moved into the file: %s", self._file.path, error)
+            return False
+        return True
+
+    def _keep(self, log: SqliteLog, *, is_moved: bool) -> None:
+        """Copy a lost log, unless the file has its changes."""
+        try:
+            if is_moved and self._file.is_complete:
+                _log.warning("%s: the file has all changes of the lost log", self._file.path)
+            elif (kept := log.keep()) is not None:
+                _log.warning("%s: the lost log is kept as %s", self._file.path, kept)
+        except (sqlite3.Error, OSError) as error:
+            _log.error("%s: the lost log can't be kept: %s", self._file.path, error)
 
 
 @contextmanager

@@ -10,17 +10,19 @@ both. A file that is overwritten in place (``cp``) keeps its inode. So each chan
 A full disk or a kill may stop a checkpoint half-way: then the file alone is of no use, but nothing is lost, and SQLite
 moves the same pages again later. A copy that equals the file byte by byte is not noticed.
 
-Only SQLite may open the file and the index in this process: closing another descriptor of them would drop all of
-SQLite's locks (a property of POSIX locks). So the index is read through SQLite's own descriptor.
+The log must stay, too (``sqlite_log.py``): a store that has lost it is not used again before a restart.
+
+Only SQLite may open the file in this process: closing another descriptor of it would drop all of SQLite's locks (a
+property of POSIX locks).
 """
 
-import os
 import sqlite3
-import struct
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
-from time import sleep, time_ns
+from time import sleep
 from typing import Final, NamedTuple
+
+from gateway.state.sqlite_log import LogLostError, Moves, SqliteLog
 
 _ATTEMPTS: Final = 20
 _PAUSE_S: Final = 0.05
@@ -33,19 +35,13 @@ _NOT_A_STORE: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 _HALF_MOVED: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_ERROR})
 """Errors that SQLite may raise for a file without its log after half a checkpoint."""
 
-_INDEX: Final = struct.Struct("=32x8s56xI28xI4x")
-"""Salt of the log, frames that were moved, and frames that SQLite has begun to move."""
-
 
 class FileReplacedError(Exception):
     """Another file, another content, or none is where the store was."""
 
 
-class LogFile(NamedTuple):
-    """Identity of the file of a log."""
-
-    device: int
-    inode: int
+class LogReplacedError(FileReplacedError):
+    """The file is the same, but its log or the index of the log is not."""
 
 
 class _State(NamedTuple):
@@ -53,19 +49,6 @@ class _State(NamedTuple):
 
     size_bytes: int
     modified_ns: int
-
-
-class _Log(NamedTuple):
-    """How far SQLite has moved its log into the file: changes before and after each checkpoint."""
-
-    salt: bytes
-    moved_frames: int
-    begun_frames: int
-
-    @property
-    def is_moving(self) -> bool:
-        """Whether a checkpoint runs, or stopped half-way."""
-        return self.moved_frames != self.begun_frames
 
 
 class _Moved(NamedTuple):
@@ -92,59 +75,69 @@ class SqliteFile:
         found = path.stat()
         self._identity = (found.st_dev, found.st_ino)
         self._state: _State | None = None
-        self._log: _Log | None = None
+        self._moves: Moves | None = None
         self._overwritten = False
+        self._lost: str | None = None
+        """How the log was lost."""
         self._content = _Content()
         self._moved = _Moved(-1, -1, -1)
-        self._index: int | None = None
-        """SQLite's descriptor of the index of the log."""
+        self._log: SqliteLog | None = None
+        """The log of the connection."""
 
     def check(self) -> None:
-        """Raise ``FileReplacedError`` unless it is still the file that was opened, SQLite's error where that can't be
-        known.
+        """Raise ``FileReplacedError`` unless it is still the file that was opened, with its log, SQLite's error where
+        that can't be known.
         """
         for _ in range(_ATTEMPTS):
-            log = self._log_now()  # before the state: then a checkpoint between both is seen at the next call
+            moves = self._moves_now()  # before the state: then a checkpoint between both is seen at the next call
             state = self._state_now()
+            self._check_log()
             if self._overwritten:
                 break
             if state == self._state or self._continues(state):
-                self._state, self._log = state, log
+                self._state, self._moves = state, moves
                 return
             sleep(_PAUSE_S)
         self._overwritten = True  # for good, whatever the content is later
         raise self._error("overwritten")
 
-    def connected(self) -> None:
-        """Note that a connection has opened the log; ``disconnected`` must precede its end."""
-        self._index = _descriptor(self._beside("-shm"))
+    def connected(self, connection: sqlite3.Connection) -> None:
+        """Note that a connection has opened the log, before another one does; ``disconnected`` must precede its end.
+        Raises ``FileReplacedError`` where it lacks content that an earlier connection had.
+        """
+        try:
+            self._log = SqliteLog(self.path)
+        except LogLostError as error:
+            self._lost = str(error)
+        if self._lost is None and not _follows(connection, self._content):
+            self._lost = f"{self.path.name}-wal was removed, moved or replaced"
+        if self._lost is not None:
+            raise self._log_error()
 
-    def disconnected(self) -> None:
-        """Note that the connection is going to be closed."""
-        self._index = None
+    def remember(self, connection: sqlite3.Connection) -> None:
+        """Note what the connection contains: the next one must continue it."""
+        self._content = _content(connection)
+
+    def disconnected(self) -> SqliteLog | None:
+        """Note that the connection is going to be closed; return its log, which must be closed, too."""
+        log, self._log = self._log, None
+        if log is not None:
+            log.disconnected()
+        return log
 
     @property
-    def log(self) -> LogFile | None:
-        """The file of the log, None where there is none."""
-        try:
-            found = self._beside("-wal").stat()
-        except FileNotFoundError:
-            return None
-        return LogFile(found.st_dev, found.st_ino)
-
-    def set_aside(self, log: LogFile | None) -> None:
-        """Rename a log if it is still there, as its file was replaced: SQLite would read the log into the new file.
-        The renamed log keeps its changes.
+    def is_movable(self) -> bool:
+        """Whether a log that was lost is whole, and nobody has changed the file or begun another log: then SQLite may
+        move it into the file when the last connection is closed.
         """
-        if log is None or log != self.log:
-            return
-        stamp = time_ns()
-        for each in (self._beside("-wal"), self._beside("-shm")):
-            with suppress(FileNotFoundError):  # another process of this folder does the same
-                each.rename(each.with_name(f"{each.name}.replaced-{stamp}"))
+        is_same = not self._overwritten and self._state_now() == self._state
+        return is_same and self._log is not None and self._log.is_replaceable and self._log.is_whole
 
-    def _beside(self, suffix: str) -> Path:
-        return self.path.with_name(self.path.name + suffix)
+    @property
+    def is_complete(self) -> bool:
+        """Whether the file without a log has the content of the last connection."""
+        with closing(self._opened("immutable=1")) as store:
+            return _content(store) == self._content
 
     def _state_now(self) -> _State:
         try:
@@ -155,10 +148,18 @@ class SqliteFile:
             raise self._error("replaced or removed")
         return _State(found.st_size, found.st_mtime_ns)
 
-    def _log_now(self) -> _Log | None:
+    def _moves_now(self) -> Moves | None:
         """Return how far the log was moved; None without a connection."""
-        index = b"" if self._index is None else os.pread(self._index, _INDEX.size, 0)
-        return _Log(*_INDEX.unpack(index)) if len(index) == _INDEX.size else None
+        return None if self._log is None else self._log.moves()
+
+    def _check_log(self) -> None:
+        if self._lost is None and self._log is not None:
+            try:
+                self._log.check()
+            except LogLostError as error:
+                self._lost = str(error)  # for good: a new connection would begin another log
+        if self._lost is not None:
+            raise self._log_error()
 
     def _continues(self, state: _State) -> bool:
         """Return whether SQLite changed the file, and the store continues the remembered content; if so, remember the
@@ -175,7 +176,7 @@ class SqliteFile:
             with closing(self._opened("mode=ro")) as store:
                 store.execute("BEGIN")
                 content = _content(store)
-                if self._content not in {_Content(), content} and not _follows(store, self._content):
+                if not _follows(store, self._content):
                     return False
         except sqlite3.Error as error:
             if error.sqlite_errorcode & 0xFF not in _NOT_A_STORE:
@@ -186,8 +187,8 @@ class SqliteFile:
 
     def _is_foreign(self) -> bool:
         """Return whether no checkpoint explains a change since the last comparison."""
-        log = self._log_now()
-        return log is not None and log == self._log and not log.is_moving
+        moves = self._moves_now()
+        return moves is not None and moves == self._moves and not moves.is_moving
 
     def _read_without_log(self) -> _Moved | None:
         """Return what the file contains; None where its audit log is another one.
@@ -220,19 +221,11 @@ class SqliteFile:
             f"together to another folder and keep them, copy the backup to {name}, and start the gateways"
         )
 
-
-def _descriptor(path: Path) -> int | None:
-    """Return an open descriptor of a file, None where there is none or the system doesn't list them."""
-    try:
-        found = path.stat()
-        numbers = [int(each.name) for each in Path("/dev/fd").iterdir()]
-    except FileNotFoundError:
-        return None
-    for number in numbers:
-        with suppress(OSError):  # closed meanwhile, as the one of the listing
-            if os.path.samestat(os.fstat(number), found):
-                return number
-    return None
+    def _log_error(self) -> LogReplacedError:
+        return LogReplacedError(
+            f"{self.path} lost its log while it was in use ({self._lost}): stop all gateways of this folder, see "
+            '"A lost log of SQLite" in docs/operations.md for the changes of the log, and start the gateways'
+        )
 
 
 def _revision(store: sqlite3.Connection) -> int:
@@ -257,6 +250,8 @@ def _content(store: sqlite3.Connection) -> _Content:
 
 def _follows(store: sqlite3.Connection, before: _Content) -> bool:
     """Whether a store continues ``before``: it has its last audit entry, or that entry is too old to keep."""
+    if before in {_Content(), _content(store)}:
+        return True
     [[oldest]] = store.execute("SELECT MIN(number) FROM kvgate_audit").fetchall()
     known = _entry_at_s(store, before.entry) == before.entry_at_s or (oldest or 0) > before.entry
     return _revision(store) >= before.revision and known
