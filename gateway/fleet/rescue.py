@@ -21,6 +21,7 @@ from gateway.fleet.undo_note import UndoNote, read_note
 from gateway.problems import ProblemKind, Problems
 from gateway.registry import Registry
 from gateway.state import OperationLostError, PendingOperation, Store
+from gateway.state.json_object import json_object_in_part
 from kvcontrol.core.ids import InstanceId
 
 _AWAITED_S: Final = 600.0
@@ -117,7 +118,9 @@ class Rescue:
             action = replace(
                 action,
                 outcome=_UNDONE if note.policies or note.pins else _INTERRUPTED,
-                detail=json.dumps({**json.loads(action.detail), "interrupted": "the gateway that began it has ended"}),
+                detail=json.dumps(
+                    {**json_object_in_part(action.detail), "interrupted": "the gateway that began it has ended"}
+                ),
             )
         with suppress(OperationLostError):  # another gateway has ended it
             await self._store.apply([], action=action, completes=operation.number)

@@ -110,12 +110,17 @@ def _current(database: Database, migrations: Sequence[Migration]) -> bool:
     if not found:
         return False
     [[present, oldest]] = found
+    if not isinstance(present, int) or not isinstance(oldest, int):
+        raise SchemaError(
+            f"the store's table kvgate_schema contains {present!r:.100} and {oldest!r:.100} in place of numbers: "
+            "restore the backup of the store"
+        )
     if oldest > version:
         raise SchemaError(
             f"the store has schema {present}, which gateways of schema {oldest} or newer can use; "
             f"this one has schema {version}: start a newer version of kvgate, or restore the backup of the store"
         )
-    return bool(present >= version)
+    return present >= version
 
 
 def _migrate(database: Database, migrations: Sequence[Migration]) -> None:

@@ -90,6 +90,14 @@ def _whole(value: object, table: str) -> int:
     return value
 
 
+def _seconds(value: object, table: str) -> float:
+    if not isinstance(value, int | float):
+        raise MalformedStoreError(
+            f"the store's table {table} contains {value!r:.100} in place of a time: restore the backup of the store"
+        )
+    return value
+
+
 def document(database: Database, kind: Kind, name: str) -> Document | None:
     """Return one document, None where there is none."""
     found = database.rows(
@@ -197,7 +205,7 @@ def pending(database: Database) -> Pending:
                     actor=actor, action=action, target=target, outcome=outcome, detail=detail, request_id=request_id
                 ),
                 note=text,
-                left_s=until_s - now_s,
+                left_s=_seconds(until_s, "kvgate_acts") - now_s,
                 abandoned=bool(abandoned),
             )
             for _, _, _, number, text, until_s, abandoned, actor, action, target, outcome, detail, request_id in found

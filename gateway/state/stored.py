@@ -15,15 +15,12 @@ from pydantic import BaseModel, ValidationError
 
 from gateway.problems import ProblemKind, Problems
 from gateway.state.documents import Document, Kind
+from gateway.state.json_object import json_object
 from gateway.state.store import StoreError
 
 _Body = TypeVar("_Body", bound=BaseModel)
 _Value = TypeVar("_Value")
 _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
-_MOST_LEVELS: Final = 200
-"""Deepest nesting of a document, as pydantic's own reader of JSON has it."""
-
-_TOO_DEEP: Final = f"its JSON nests deeper than {_MOST_LEVELS} levels"
 
 
 class UnreadableDocumentError(StoreError):
@@ -74,27 +71,9 @@ def read_in_part(
 def fields(document: Document) -> Mapping[str, Any]:
     """Return a document's fields as they are stored, without checking them; raises ``UnreadableDocumentError``."""
     try:
-        found = json.loads(document.body)
+        return json_object(document.body)
     except ValueError as error:
         raise UnreadableDocumentError(document, str(error)) from None
-    except RecursionError:
-        raise UnreadableDocumentError(document, _TOO_DEEP) from None
-    if not isinstance(found, dict):
-        raise UnreadableDocumentError(document, "it is no JSON object")
-    if _is_deeper(found, _MOST_LEVELS):
-        raise UnreadableDocumentError(document, _TOO_DEEP)
-    return found
-
-
-def _is_deeper(value: Any, levels: int) -> bool:
-    """Whether JSON nests deeper. Linear in its size, and itself without recursion."""
-    layer = [value]
-    for _ in range(levels):
-        inner = (each for outer in layer for each in (outer.values() if isinstance(outer, dict) else outer))
-        layer = [each for each in inner if isinstance(each, dict | list)]
-        if not layer:
-            return False
-    return True
 
 
 def field(document: Document, name: str) -> Any:

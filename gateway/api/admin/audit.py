@@ -1,6 +1,5 @@
 """``/admin/v1/audit``: changes with their authors."""
 
-import json
 from typing import Annotated
 
 from fastapi import APIRouter, Query
@@ -8,6 +7,7 @@ from fastapi import APIRouter, Query
 from gateway.api.admin.routes import admin_routes
 from gateway.api.admin.views import AuditList, AuditView
 from gateway.state import AuditEntry, Store
+from gateway.state.json_object import json_object_in_part
 
 
 def audit_router(store: Store) -> APIRouter:
@@ -38,6 +38,6 @@ def _view(entry: AuditEntry) -> AuditView:
         action=action.action,
         target=action.target,
         outcome=action.outcome,
-        detail=json.loads(action.detail),
+        detail=json_object_in_part(action.detail),
         request_id=action.request_id,
     )

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import aiohttp
+import pytest
 
 from gateway.fleet.undo_note import NotedPin, NotedPolicy, UndoNote
 from gateway.state import Action, Kind, Put, open_sqlite
@@ -335,6 +336,24 @@ async def test_a_preset_and_a_pin_that_were_left_half_done_are_undone(tmp_path: 
             await eventually(undone, WITHIN_S)
             names = [engine.policies[kind]["name"] for kind in ("eviction:ddr", "eviction:nvme")]
             assert (names, engine.pins) == (["lru", "mq"], {})
+
+
+@pytest.mark.parametrize("detail", ["not JSON", "[1]", "[" * 1100 + "]" * 1100, ""])
+async def test_an_operation_whose_detail_can_not_be_read_ends_and_is_listed(tmp_path: Path, detail: str) -> None:
+    store = open_sqlite(tmp_path)
+    await store.begin(Action(actor="admin", action="pin", target="t", outcome="begun", detail=detail), lease_s=0)
+    await store.close()
+    async with ScriptedEngine().started() as engine:
+        named = instances({"a": engine})
+        async with running_gateway(tmp_path, instances=named, admin_key=ADMIN_KEY) as gateway:
+            admin = Admin(gateway)
+
+            async def ended() -> bool:
+                return [outcome for _, outcome, _ in await audited(admin)] == ["interrupted"]
+
+            await eventually(ended, WITHIN_S)
+            [(_, _, shown)] = await audited(admin)
+            assert shown["unreadable"] == detail[:200]
 
 
 async def test_an_operation_with_nothing_to_undo_ends_too(tmp_path: Path) -> None:
