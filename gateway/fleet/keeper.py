@@ -28,8 +28,9 @@ from gateway.fleet.budgets import (
 from gateway.fleet.control import InstanceControl, InstanceControlError
 from gateway.fleet.policies import Choice, FencedPolicy, Policy, PolicySwap, SwapBusyError
 from gateway.fleet.policy_watch import PolicyWatch
+from gateway.fleet.refusal import Refusal, report_refusals
 from gateway.limits import KvBudget, TenantLimits
-from gateway.problems import ProblemKind, Problems
+from gateway.problems import Problems
 from gateway.registry import Instance, Registry
 from gateway.types import TenantId
 from kvcontrol.core.ids import Epoch, InstanceId
@@ -43,9 +44,6 @@ _AGAIN_AFTER_S: Final = 60.0
 _COMPARE_EVERY_S: Final = 5.0
 _CONFIRMATIONS: Final = 2
 """So often an instance without fences has to report a restored policy: an older call may arrive late."""
-
-_STORED_POLICY: Final = "stored policy "
-"""Begins the subjects of problems with instances that refuse one."""
 
 _log = logging.getLogger(__name__)
 
@@ -72,15 +70,6 @@ class InstanceReport:
     problems: tuple[str, ...]
 
 
-class _Refusal(NamedTuple):
-    """``answered`` is whether the instance refused the target; otherwise it gave no answer."""
-
-    target: object
-    reason: str
-    again_s: float
-    answered: bool
-
-
 @dataclass(slots=True)
 class _Sent:
     epoch: Epoch
@@ -90,7 +79,7 @@ class _Sent:
     policies: dict[str, Policy] = field(default_factory=dict)
     reported_policies: dict[str, Policy | None] = field(default_factory=dict)
     """The instance's report of these right after the call: it may use another name."""
-    refused: dict[object, _Refusal] = field(default_factory=dict)
+    refused: dict[object, Refusal] = field(default_factory=dict)
     confirmations: dict[str, int] = field(default_factory=dict)
     """How often an instance without fences reported a restored policy, by kind."""
     silent_until_s: float = 0.0
@@ -181,21 +170,8 @@ class FleetKeeper:
             *(self._keep(each, self._shares(each, desired) | budgets, desired, round_) for each in present)
         )
         self._watch.keep({each.id for each in self._registry.all()})
-        self._report_refusals(present, desired)
-
-    def _report_refusals(self, present: Sequence[Instance], desired: DesiredState) -> None:
-        """Make the problems those of instances that refuse a stored policy."""
-        found = {}
-        for instance in present:
-            sent = self._sent.get(instance.id)
-            for kind in desired.policies:
-                refusal = None if sent is None else sent.refused.get(kind)
-                if refusal is not None and refusal.answered:
-                    found[f"{_STORED_POLICY}{kind} of instance {instance.id}"] = (
-                        f"the instance refuses the stored {refusal.reason}; instances may run different policies: swap "
-                        "to a policy that all instances accept, or upgrade this instance"
-                    )
-        self._problems.replace(ProblemKind.POLICY, _STORED_POLICY, found)
+        refusals = {each.id: self._sent[each.id].refused for each in present if each.id in self._sent}
+        report_refusals(self._problems, refusals, desired.policies)
 
     async def _read_store(self, present: Sequence[Instance]) -> _Round:
         """Read the store where it is time, or something is to be sent."""
@@ -409,4 +385,4 @@ class FleetKeeper:
         again_s = self._clock() + _AGAIN_AFTER_S
         if error.silent:
             again_s = sent.silent_until_s = self._clock() + self._swap.longest_s
-        sent.refused[key] = _Refusal(target, reason, again_s, answered=error.status is not None)
+        sent.refused[key] = Refusal(target, reason, again_s, answered=error.status is not None)
