@@ -12,7 +12,7 @@ from tests.support.command import typed
 
 _IMPORTED = """
 import atexit, os, sys
-imported = lambda: print("imported", *sorted({name.split(".")[0] for name in sys.modules}))
+imported = lambda: print("imported", *sorted({name.split(".")[0] for name in sys.modules}), flush=True)
 def become(*_):
     imported()
     os._exit(0)

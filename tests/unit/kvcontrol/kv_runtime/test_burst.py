@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given
 
 from kvcontrol.core.blocks import CacheTier
+from kvcontrol.core.watermarks import Watermarks
+from kvcontrol.core.write_mode import WriteMode
 from kvcontrol.kv_runtime import (
     BlockRecord,
     BlockStatus,
@@ -16,8 +18,6 @@ from kvcontrol.kv_runtime import (
     Reason,
     SaveRequest,
     TenantQuota,
-    Watermarks,
-    WriteMode,
 )
 from tests.support.tiers import BLOCK_BYTES, Rig, config_of, path
 

@@ -10,6 +10,8 @@ import pytest
 
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.ids import BlockId
+from kvcontrol.core.watermarks import Watermarks
+from kvcontrol.core.write_mode import WriteMode
 from kvcontrol.kv_runtime import (
     BlockRecord,
     BlockStatus,
@@ -19,8 +21,6 @@ from kvcontrol.kv_runtime import (
     Reason,
     SaveRequest,
     TicketId,
-    Watermarks,
-    WriteMode,
 )
 from tests.support.tiers import BATCH_BLOCKS, BLOCK_BYTES, Rig, config_of, path
 

@@ -9,6 +9,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.ids import BlockId
+from kvcontrol.core.watermarks import Watermarks
+from kvcontrol.core.write_mode import WriteMode
 from kvcontrol.kv_policy import POLICIES, make_policy
 from kvcontrol.kv_runtime import (
     BlockRecord,
@@ -20,8 +22,6 @@ from kvcontrol.kv_runtime import (
     TenantQuota,
     TicketId,
     TicketKind,
-    Watermarks,
-    WriteMode,
 )
 from kvcontrol.kv_runtime.exchange import Lent
 from kvcontrol.kv_runtime.resident import Copy

@@ -6,6 +6,8 @@ import time
 import pytest
 
 from kvcontrol.core.ids import BlockId
+from kvcontrol.core.watermarks import Watermarks
+from kvcontrol.core.write_mode import WriteMode
 from kvcontrol.kv_runtime import (
     BlockRecord,
     BlockStatus,
@@ -14,8 +16,6 @@ from kvcontrol.kv_runtime import (
     Move,
     SaveRequest,
     TicketId,
-    Watermarks,
-    WriteMode,
 )
 from tests.support.memory_tier import MemoryDisk
 from tests.support.tiers import BLOCK_BYTES, Rig, config_of, path
