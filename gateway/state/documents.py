@@ -15,6 +15,10 @@ ABSENT: Final = 0
 """As an expected version: there must be no such document."""
 
 
+NOT_TEXT: Final = "not UTF-8 text: "
+"""Where a stored value is not UTF-8 text: begins what is read instead, which is neither JSON nor a valid name."""
+
+
 class Kind(StrEnum):
     """The kind of a document; the value is its name in the store."""
 

@@ -15,7 +15,7 @@ from time import time
 
 from gateway.errors import StateError
 from gateway.state.database import Row
-from gateway.state.documents import AuditBound
+from gateway.state.documents import NOT_TEXT, AuditBound
 from gateway.state.schema import SchemaError, prepare
 from gateway.state.sql import CALL_LIMIT_S, SqlStore
 from gateway.state.sqlite_file import FileReplacedError, LogReplacedError, SqliteFile
@@ -54,6 +54,7 @@ class SqliteDatabase:
             self.check()
             self.execute("PRAGMA journal_mode = WAL")
             self.execute("PRAGMA synchronous = FULL")
+            self._connection.text_factory = _text
             self._connection.create_function("kvgate_clock", 0, clock)
             self.tables()  # opens the log
             opened.callback(self._forget_log)
@@ -92,7 +93,8 @@ class SqliteDatabase:
             raise
 
     def rows(self, statement: str, parameters: Sequence[object] = ()) -> Sequence[Row]:
-        return self._connection.execute(statement, parameters).fetchall()
+        found = self._connection.execute(statement, parameters).fetchall()
+        return [[_not_text(each) if isinstance(each, bytes) else each for each in row] for row in found]
 
     def execute(self, statement: str, parameters: Sequence[object] = ()) -> None:
         self._connection.execute(statement, parameters)
@@ -155,6 +157,18 @@ class SqliteDatabase:
                 _log.warning("%s: the lost log is kept as %s", self._file.path, kept)
         except (sqlite3.Error, OSError) as error:
             _log.error("%s: the lost log can't be kept: %s", self._file.path, error)
+
+
+def _text(raw: bytes) -> str:
+    """Decode a text; one that is not UTF-8 fails alone where it is used, and not the whole answer of SQLite."""
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return _not_text(raw)
+
+
+def _not_text(raw: bytes) -> str:
+    return NOT_TEXT + raw.decode(errors="backslashreplace")
 
 
 @contextmanager

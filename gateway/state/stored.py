@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from gateway.problems import ProblemKind, Problems
-from gateway.state.documents import Document, Kind
+from gateway.state.documents import NOT_TEXT, Document, Kind
 from gateway.state.json_object import json_object
 from gateway.state.store import StoreError
 
@@ -34,6 +34,8 @@ class UnreadableDocumentError(StoreError):
 
 def read(model: type[_Body], document: Document) -> _Body:
     """Return a document's body; raises ``UnreadableDocumentError``."""
+    if document.name.startswith(NOT_TEXT):
+        raise UnreadableDocumentError(document, "its name is not UTF-8 text")
     try:
         return model.model_validate_json(document.body, extra="ignore")
     except ValidationError as error:
@@ -52,6 +54,8 @@ def read_in_part(
     """Return a document whose fields can't all be read. Each unreadable field has the value that was read ``before``,
     else the one of ``instead``, else its default; None where a field that has none of them is needed.
     """
+    if error.document.name.startswith(NOT_TEXT):
+        return None  # nothing can be meant by that name
     values = {**instead, **({} if before is None else before.model_dump(mode="json"))}
     try:
         found = dict(fields(error.document))
