@@ -229,10 +229,11 @@ class SqliteFile:
 
 
 def _revision(store: sqlite3.Connection) -> int:
+    """Return the revision, -1 where there is none or it is no number."""
     if not store.execute("SELECT 1 FROM sqlite_master WHERE name = 'kvgate_revision'").fetchall():
         return -1
     found = store.execute("SELECT revision FROM kvgate_revision").fetchall()
-    return int(found[0][0]) if found else -1
+    return found[0][0] if found and isinstance(found[0][0], int) else -1
 
 
 def _entry_at_s(store: sqlite3.Connection, number: int) -> object:
