@@ -82,7 +82,9 @@ def test_a_captured_graph_serves_other_lengths() -> None:
         assert (out.double() - expected).norm() <= 0.005 * expected.norm()
 
 
-def test_the_layer_computes_with_our_kernel_after_it_was_compared_with_lmdeploys() -> None:
+@pytest.mark.parametrize("policy", [0, 16, 17])
+def test_the_layer_computes_with_our_kernel_after_it_was_compared_with_lmdeploys(policy: int) -> None:
+    from lmdeploy.messages import QuantPolicy
     from lmdeploy.pytorch.kernels.cuda import flash_attn_with_kvcache
 
     from engines.lmdeploy.attention.paged import PagedAttention
@@ -95,7 +97,9 @@ def test_the_layer_computes_with_our_kernel_after_it_was_compared_with_lmdeploys
 
     verdicts: dict[tuple[object, ...], str | None] = {}
     layer = PagedAttention(stock, verdicts)
-    case = Case((28, 4, 128), [5_000, 64, 1])
+    stored = {0: torch.bfloat16, 16: torch.float8_e4m3fn, 17: torch.float8_e5m2}[policy]
+    case = Case((28, 4, 128), [5_000, 64, 1], stored)
+    scales = (None, None) if case.fp8_scales is None else case.fp8_scales
     starts = torch.arange(4, device="cuda", dtype=torch.int32)
     for _ in range(3):
         out = layer(
@@ -107,6 +111,9 @@ def test_the_layer_computes_with_our_kernel_after_it_was_compared_with_lmdeploys
             cu_seqlens_q=starts,
             max_seqlen_q=1,
             softmax_scale=case.scale,
+            quant_policy=QuantPolicy(policy),
+            k_scales_zeros=scales[0],
+            v_scales_zeros=scales[1],
         )
     assert list(verdicts.values()) == [None]
     assert len(calls) == 1  # the comparison

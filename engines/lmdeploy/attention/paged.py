@@ -14,8 +14,8 @@ _LEAST_DIM: Final = 16
 _MOST_PAGE: Final = 128
 _TOLERANCE: Final = 0.01
 """Relative difference (norm) from LMDeploy's kernel; two bfloat16 kernels differ by about 0.003."""
-_FP8_POLICIES: Final = {16: "float8_e4m3fn", 17: "float8_e5m2"}
-"""LMDeploy's ``QuantPolicy`` of KV in fp8 with one scale, and the type that is stored."""
+_FP8_POLICIES: Final = (16, 17)
+"""LMDeploy's ``QuantPolicy`` of KV in fp8 with one scale for all: e4m3 and e5m2."""
 _log = logging.getLogger("lmdeploy.kvgate")
 
 
@@ -33,7 +33,7 @@ class PagedAttention:
         shape = (tuple(q.shape[1:]), tuple(k_cache.shape[1:]), v_cache.shape[3], q.dtype, k_cache.dtype, q.device)
         scales = _fp8_scales(options)
         if shape not in self._verdicts:
-            self._verdicts[shape] = _problem(self._stock, q, k_cache, v_cache, scales)
+            self._verdicts[shape] = _problem(self._stock, q, k_cache, v_cache, options)
             _log_verdict(shape, self._verdicts[shape])
         if self._verdicts[shape] is not None:
             return self._stock(q, k_cache, v_cache, **options)
@@ -81,13 +81,16 @@ def _fp8_scales(options: dict[str, Any]) -> tuple[Any, Any] | None:
     return options["k_scales_zeros"], options["v_scales_zeros"]
 
 
+def _quantisation(options: dict[str, Any]) -> dict[str, Any]:
+    """Return those of LMDeploy's arguments that say how KV is stored."""
+    return {name: options[name] for name in ("quant_policy", "k_scales_zeros", "v_scales_zeros") if name in options}
+
+
 def _power_of_two(number: int) -> bool:
     return number > 0 and number & (number - 1) == 0
 
 
-def _problem(
-    stock: Callable[..., Any], q: Any, k_cache: Any, v_cache: Any, scales: tuple[Any, Any] | None
-) -> str | None:
+def _problem(stock: Callable[..., Any], q: Any, k_cache: Any, v_cache: Any, options: dict[str, Any]) -> str | None:
     """Compare both kernels on random KV of unequal lengths; return why ours is not used, None if it is correct."""
     import torch
 
@@ -111,12 +114,7 @@ def _problem(
         seqlens = torch.tensor(lengths, device=q.device, dtype=torch.int32)
         starts = torch.arange(len(lengths) + 1, device=q.device, dtype=torch.int32)
         scale = dim**-0.5
-        ours = attend(query, k, v, seqlens, table, scale, scales).float()
-        quantised = (
-            {}
-            if scales is None
-            else {"quant_policy": _policy_of(k_cache), "k_scales_zeros": scales[0], "v_scales_zeros": scales[1]}
-        )
+        ours = attend(query, k, v, seqlens, table, scale, _fp8_scales(options)).float()
         theirs = stock(
             query,
             k,
@@ -126,7 +124,7 @@ def _problem(
             cu_seqlens_q=starts,
             max_seqlen_q=1,
             softmax_scale=scale,
-            **quantised,
+            **_quantisation(options),
         ).float()
         difference = float((ours - theirs).norm() / theirs.norm())
     except Exception as error:  # noqa: BLE001 - a compiler may raise anything, and LMDeploy's kernel serves
@@ -134,14 +132,6 @@ def _problem(
     if not difference <= _TOLERANCE:  # NaN, too
         return f"it differs from LMDeploy's by {difference:.3g} (relative; at most {_TOLERANCE})"
     return None
-
-
-def _policy_of(cache: Any) -> Any:
-    """Return LMDeploy's ``QuantPolicy`` of a cache in fp8."""
-    from lmdeploy.messages import QuantPolicy
-
-    stored = str(cache.dtype).removeprefix("torch.")
-    return QuantPolicy(next(policy for policy, name in _FP8_POLICIES.items() if name == stored))
 
 
 def _log_verdict(shape: tuple[Any, ...], problem: str | None) -> None:

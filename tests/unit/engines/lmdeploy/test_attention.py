@@ -33,7 +33,8 @@ def test_pages_in_fp8_with_one_scale_are_ours_and_their_scales_go_along(policy: 
     k, v = k.to(stored), v.clone().to(stored)
     assert paged._serves(query, k, v, options)
     assert paged._fp8_scales(options) == scales
-    assert paged._policy_of(k) == policy
+    stored_so = {"quant_policy": policy, "k_scales_zeros": scales[0], "v_scales_zeros": scales[1]}
+    assert paged._quantisation(options) == stored_so, "the comparison is over KV of the same form"
     assert not paged._serves(query, k.to(query.dtype), v.to(query.dtype), options)
     assert not paged._serves(query, k, v, {**options, "k_scales_zeros": torch.ones(3)})
     assert not paged._serves(query, k, v, {**options, "quant_policy": 0})
