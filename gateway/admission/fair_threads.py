@@ -115,9 +115,6 @@ class FairThreads:
         except RuntimeError:  # the threads are gone, as the gateway ends
             self._ended(lane)
             raise
-        if not memory_bytes:
-            job.add_done_callback(lambda _: loop.call_soon_threadsafe(self._ended, lane))
-            return job
         counted = self.memory.charge(tenant, memory_bytes)
 
         def ended() -> None:
