@@ -32,7 +32,7 @@ from functools import partial
 from operator import itemgetter
 from typing import ClassVar, Final
 
-from gateway.routing.base import CHUNK_TOKENS, Candidate, CostModel, Costs, Decision, Query
+from gateway.routing.base import Candidate, CostModel, Costs, Decision, Query
 from gateway.routing.field import STARVED, CandidateColumns, Field, Held
 from gateway.routing.scoring import base_term, load_terms, prefill_terms, wait_s
 from gateway.routing.standings import LEAST_SHARE_S, MOST_EXCESS_TOKENS, Standings
@@ -115,8 +115,8 @@ class CostAware:
 
 def _starved(field: Field, at: int, standings: Standings, prompt_tokens: int | None) -> int | None:
     """Return who gets the prompt instead of a holder because it got no request for long, None for nobody."""
-    other = field.columns.starved()
-    if other is None or other == at or field.more_tokens(at, other) > CHUNK_TOKENS or not field.diverges(at):
+    other = field.starved(at)
+    if other is None or other == at:
         return None
     return other if standings.costs_no_more(other, at, prompt_tokens) else None
 

@@ -10,7 +10,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Final, overload
 
-from gateway.routing.base import Candidate, Speeds
+from gateway.routing.base import CHUNK_TOKENS, Candidate, Speeds
 from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.ids import InstanceId
 
@@ -92,7 +92,7 @@ class CandidateColumns:
         return self.last_turns.index(oldest) if self.turns > self._none_until else None
 
     def find_paces(self) -> tuple[Speeds | None, ...]:
-        """Set ``paces`` and return them: different by identity, as equal instances are told the same object."""
+        """Set ``paces`` to the distinct objects in ``speeds`` and return them; equal instances share one object."""
         self.paces = tuple(dict(zip(map(id, self.speeds), self.speeds, strict=True)).values())
         return self.paces
 
@@ -142,9 +142,15 @@ class Field(Sequence[Candidate]):
             return self._all[place]
         return self.columns.candidate(place, self.held.get(place, NOTHING_HELD))
 
-    def more_tokens(self, at: int, other: int) -> int:
-        """Return how many more tokens of the prompt are expected at one place than at another."""
-        return self.held.get(at, NOTHING_HELD)[2] - self.held.get(other, NOTHING_HELD)[2]
+    def starved(self, at: int) -> int | None:
+        """Return the place of the instance that got none of the latest requests, where it may get the prompt instead of
+        the instance at ``at``: the prompt shares only a beginning with others there, and one chunk computes it again.
+        """
+        other = self.columns.starved()
+        if other is None:
+            return None
+        more_tokens = self.held.get(at, NOTHING_HELD)[2] - self.held.get(other, NOTHING_HELD)[2]
+        return other if more_tokens <= CHUNK_TOKENS and self.diverges(at) else None
 
     def diverges(self, place: int) -> bool:
         """Whether the prompt goes on otherwise than one before it where the instance's match ends: what it shares with

@@ -9,7 +9,7 @@ Simple and predictable; ``cost_aware`` knows what a match is worth.
 
 from typing import ClassVar
 
-from gateway.routing.base import CHUNK_TOKENS, Candidate, CostModel, Decision, Query
+from gateway.routing.base import Candidate, CostModel, Decision, Query
 from gateway.routing.field import STARVED, Field
 
 _WINDOW = 8
@@ -38,9 +38,9 @@ class PrefixAffinity:
         most = max(each.expected_tokens for each in candidates)
         if query.gap is not None:
             return Decision(candidate=chosen, basis="load", reason=query.gap)
-        if chosen.expected_tokens and (at := field.columns.starved()) is not None:
-            other, own = field.at(at), field.columns.places[chosen.instance]
-            if other in open_to_it and field.more_tokens(own, at) <= CHUNK_TOKENS and field.diverges(own):
+        if chosen.expected_tokens and (at := field.starved(field.columns.places[chosen.instance])) is not None:
+            other = field.at(at)
+            if other in open_to_it:
                 return Decision(candidate=other, basis="load", reason=STARVED)
         if not chosen.expected_tokens:
             return Decision(candidate=chosen, basis="load", reason="busy_holder" if most else "cold")

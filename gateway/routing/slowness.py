@@ -68,7 +68,7 @@ class Slowness:
         self._begin()
 
     def note(self, error: float) -> bool:
-        """Note how far off an answer of its own was; the field is told here, too. Return whether that ended a round."""
+        """Note the error of one of the instance's answers, here and in the field. Return whether that ended a round."""
         field = self._field
         field.note(error)
         self._total += error
