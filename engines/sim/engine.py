@@ -13,10 +13,10 @@ with ``stream`` every step is one, and tells the listener.
 As LMDeploy's PyTorch engine, which it stands for, does: what waits is admitted in order (``waiting.py``) as long as
 there are places in the batch and blocks for all of its prompt; a prefill step takes several prompts, up to
 ``max_prefill_tokens``, or so much of one that is longer, and short ones pass long ones (``prefill_order.py``);
-between two steps, those that are answering make one, or as many as the pace asks for (``pacing.py``). A prompt's last
-token is always computed. Blocks are cached from the step on that fills them; blocks that decoding fills, when the
-sequence next needs room. A sequence that needs a block when there is none makes way for the others: the one that came
-last goes back to the head of the line and computes anew what it doesn't find in the cache.
+between two prefill steps the running answers get one decode step, or as many as the pace asks for (``pacing.py``). A
+prompt's last token is always computed. Blocks are cached from the step on that fills them; those that decoding fills
+when the sequence next needs room. Where a sequence needs a block and there is none, the sequence that came last makes
+way: it goes back to the head of the queue and computes again what it doesn't find in the cache.
 """
 
 import heapq
@@ -245,7 +245,7 @@ class SimEngine:
         """Take in what is over by now: cancellations, the front of requests, a chunk beside decode steps, loads."""
         if self._leaving:
             self._dismiss()
-        for arrived in self._front.through(now_s):
+        for arrived in self._front.arrived(now_s):
             self.queue.came(arrived)
         if self._overlapped is not None and self._overlapped.end_s <= now_s:  # it is never its prompt's last chunk
             self.counters.steps += 1

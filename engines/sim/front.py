@@ -9,25 +9,25 @@ from engines.sim.timing import TimeModel
 
 
 class Front:
-    """Who is on the way, with the time when each is through; ``slow`` multiplies all times."""
+    """The requests that have not reached the engine, each with its time of arrival; ``slow`` multiplies all times."""
 
     def __init__(self, time: TimeModel, slow: float) -> None:
         self._time = time
         self._slow = slow
         self._arriving: deque[tuple[float, SimSequence]] = deque()
         self._busy_s = 0.0
-        """Until when it is."""
+        """The arrival of the last request."""
 
     def __len__(self) -> int:
         return len(self._arriving)
 
     @property
     def next_s(self) -> float:
-        """When the next request is through; infinite where none is on the way."""
+        """The next arrival; infinite where no request is on the way."""
         return self._arriving[0][0] if self._arriving else math.inf
 
     def enter(self, sequence: SimSequence, now_s: float) -> float:
-        """Take a request and return when it is through; one that is through at once isn't kept."""
+        """Take a request and return its time of arrival; a request that arrives at once isn't kept."""
         takes_s = self._slow * self._time.before_s(sequence.request.prompt_tokens)
         if not takes_s:
             return now_s
@@ -36,8 +36,8 @@ class Front:
         self._arriving.append((self._busy_s, sequence))
         return self._busy_s
 
-    def through(self, now_s: float) -> Iterator[SimSequence]:
-        """Yield those that are through by now; each waits for its prompt from here on."""
+    def arrived(self, now_s: float) -> Iterator[SimSequence]:
+        """Yield the requests that have arrived by now; each waits for its prompt from here on."""
         while self._arriving and self._arriving[0][0] <= now_s:
             sequence = self._arriving.popleft()[1]
             sequence.phase = Phase.WAITING

@@ -1,8 +1,8 @@
 """Which prompts a prefill step computes, by LMDeploy's rules: short ones together, long ones alone and chunk by chunk.
 
 Long is a prompt of which more than a step's worth is to be computed, cached tokens left out. While one is computed or
-waits, up to three steps of short ones come before its next chunk. Its last chunk is short itself
-and comes at once; the next long one begins after it.
+waits, up to three steps of short ones come before its next chunk. Its last chunk is short itself and comes at once.
+The next long one begins after it.
 
 Where prompts may be overtaken, one with much less left to compute goes before the rest of a long one
 (``kvcontrol.scheduler_ir.pacing.overtaking``), as in an LMDeploy instance with a pace.

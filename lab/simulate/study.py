@@ -185,7 +185,7 @@ def _maker(router: str, hbm_tokens: int) -> Callable[[CostModel], RoutingPolicy]
 
 
 def not_known(workload: Workload, study: Study) -> dict[str, str]:
-    """Return what can't be simulated of a workload, and what a profile is not to be used for, with the reasons."""
+    """Return the figures that the report lacks, the requests that were left out, and the limits of the profile."""
     profile, found = study.profile, {}
     if profile.limits:
         own = study.shape.pace == profile.engine.pace

@@ -1,4 +1,4 @@
-"""``kvgate replay --url`` against a gateway that runs here: what the trace shares is found, what fails is told."""
+"""``kvgate replay --url`` against a gateway that runs here: it reports hits of shared prefixes, and failures."""
 
 import asyncio
 import json
