@@ -3,13 +3,15 @@
 import io
 import json
 import sqlite3
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 from gateway.state.sqlite import FILE_NAME
-from tests.support.running_gateway import GatewayClient
+from tests.support.fleet import instances
+from tests.support.running_gateway import GatewayClient, RunningGateway, running_gateway
+from tests.support.scripted_engine import ScriptedEngine
 
 ADMIN_KEY = "admin-key-for-tests-0123456789"
 
@@ -42,6 +44,19 @@ class Admin:
         return said
 
 
+@asynccontextmanager
+async def operated(state_dir: Path, engine: ScriptedEngine) -> AsyncIterator[tuple[RunningGateway, Admin]]:
+    """Start an engine, named a, and a gateway with an admin key before it; yield the gateway, and its operator, once it
+    has the engine.
+    """
+    async with (
+        engine.started(),
+        running_gateway(state_dir, instances=instances({"a": engine}), admin_key=ADMIN_KEY) as gateway,
+    ):
+        await gateway.usable(1)
+        yield gateway, Admin(gateway)
+
+
 @contextmanager
 def locked_store(state_dir: Path) -> Iterator[None]:
     """Keep everybody from writing to the store while the block runs."""
@@ -50,4 +65,4 @@ def locked_store(state_dir: Path) -> Iterator[None]:
         yield
 
 
-__all__ = ["ADMIN_KEY", "Admin", "locked_store"]
+__all__ = ["ADMIN_KEY", "Admin", "locked_store", "operated"]

@@ -19,7 +19,7 @@ from kvcontrol.core.blocks import CacheTier
 from kvcontrol.core.control import TierStats
 from kvcontrol.core.prefix_control import PinRequest
 from tests.integration.gateway.test_process import listening, start
-from tests.support.admin import ADMIN_KEY, Admin
+from tests.support.admin import ADMIN_KEY, Admin, operated
 from tests.support.endurance import Shaky
 from tests.support.fleet import instances
 from tests.support.running_gateway import GatewayClient, eventually, running_gateway
@@ -155,12 +155,8 @@ async def test_a_swap_over_a_stored_policy_ends_at_what_is_stored(tmp_path: Path
 
 async def test_an_instance_whose_policy_another_sender_changed_runs_the_stored_one_again(tmp_path: Path) -> None:
     engine = ScriptedEngine()
-    async with (
-        engine.started(),
-        running_gateway(tmp_path, instances=instances({"a": engine}), admin_key=ADMIN_KEY) as gateway,
-    ):
-        await gateway.usable(1)
-        await Admin(gateway).ok("PUT", "/policies/eviction", SAID)
+    async with operated(tmp_path, engine) as (_, admin):
+        await admin.ok("PUT", "/policies/eviction", SAID)
         engine.policies["eviction"] = {"kind": "eviction", "name": "fifo", "params": {}}
         await eventually(lambda: engine.policies["eviction"] == S3_FIFO, WITHIN_S)
 
@@ -188,12 +184,7 @@ async def test_a_stored_policy_that_an_instance_refuses_is_a_problem_until_it_is
 
 async def test_a_store_without_its_fence_refuses_swaps_and_is_a_problem_until_the_fence_is_back(tmp_path: Path) -> None:
     engine = ScriptedEngine()
-    async with (
-        engine.started(),
-        running_gateway(tmp_path, instances=instances({"a": engine}), admin_key=ADMIN_KEY) as gateway,
-    ):
-        await gateway.usable(1)
-        admin = Admin(gateway)
+    async with operated(tmp_path, engine) as (gateway, admin):
         await admin.ok("PUT", "/policies/eviction", SAID)
         with closing(sqlite3.connect(tmp_path / FILE_NAME, isolation_level=None)) as store:
             [(_, name, _)] = store.execute("SELECT only_row, store, number FROM kvgate_fence").fetchall()
@@ -216,13 +207,9 @@ async def test_kv_budgets_that_another_sender_changed_are_the_stored_ones_again(
     left = {"guaranteed_bytes": 1, "burst_bytes": None, "weight": 1.0}
     engine.quotas = {("ab" * 8, "DDR"): left, ("shared", "DDR"): left}  # nobody tells that it is no longer wanted
     engine.tiers = {CacheTier.DDR: TierStats(capacity_blocks=9, used_blocks=0, cached_blocks=0, block_bytes=9)}
-    async with (
-        engine.started(),
-        running_gateway(tmp_path, instances=instances({"a": engine}), admin_key=ADMIN_KEY) as gateway,
-    ):
-        await gateway.usable(1)
+    async with operated(tmp_path, engine) as (_, admin):
         await eventually(lambda: engine.quotas == {("shared", "DDR"): left}, WITHIN_S)
-        await Admin(gateway).ok("PUT", "/quotas/acme", {"kv": {"DDR": {"burst_bytes": 10}, "NVME": {"weight": 2}}})
+        await admin.ok("PUT", "/quotas/acme", {"kv": {"DDR": {"burst_bytes": 10}, "NVME": {"weight": 2}}})
         await eventually(lambda: len(engine.quotas) == 3, WITHIN_S)
         stored = copy.deepcopy(engine.quotas)
         first, second, third = engine.quotas
@@ -236,12 +223,8 @@ async def test_kv_budgets_that_another_sender_changed_are_the_stored_ones_again(
 async def test_a_kv_budget_that_an_instance_rounds_is_sent_once(tmp_path: Path) -> None:
     engine = ScriptedEngine()
     engine.quota_unit_bytes = 4096
-    async with (
-        engine.started(),
-        running_gateway(tmp_path, instances=instances({"a": engine}), admin_key=ADMIN_KEY) as gateway,
-    ):
-        await gateway.usable(1)
-        await Admin(gateway).ok("PUT", "/quotas/acme", {"kv": {"DDR": {"burst_bytes": 5000}}})
+    async with operated(tmp_path, engine) as (_, admin):
+        await admin.ok("PUT", "/quotas/acme", {"kv": {"DDR": {"burst_bytes": 5000}}})
         await eventually(lambda: [each["burst_bytes"] for each in engine.quotas.values()] == [4096], WITHIN_S)
         asked = engine.quotas_asked
         await eventually(lambda: engine.quotas_asked > asked + 1, WITHIN_S)
@@ -256,11 +239,7 @@ async def test_a_gateway_that_can_not_read_all_documents_takes_no_kv_budget_back
     mine = Put(kind=Kind.QUOTA, name="own", body='{"kv": {"NVME": {"burst_bytes": 5}}}', expected=None)
     await store.apply([newer, mine], action=Action(actor="admin", action="put", target="t", outcome="done"))
     await store.close()
-    async with (
-        engine.started(),
-        running_gateway(tmp_path, instances=instances({"a": engine}), admin_key=ADMIN_KEY) as gateway,
-    ):
-        await gateway.usable(1)
+    async with operated(tmp_path, engine):
         await eventually(lambda: [each["burst_bytes"] for each in engine.quotas.values()] == [5], WITHIN_S)
         [own] = engine.quotas
         engine.quotas = {("ab" * 8, "DDR"): left}
@@ -270,12 +249,8 @@ async def test_a_gateway_that_can_not_read_all_documents_takes_no_kv_budget_back
 
 async def test_a_pin_that_another_sender_removed_is_sent_again(tmp_path: Path) -> None:
     engine = ScriptedEngine()
-    async with (
-        engine.started(),
-        running_gateway(tmp_path, instances=instances({"a": engine}), admin_key=ADMIN_KEY) as gateway,
-    ):
-        await gateway.usable(1)
-        await Admin(gateway).ok("POST", "/prefixes", {"model": MODEL, "prompt": list(range(64))})
+    async with operated(tmp_path, engine) as (_, admin):
+        await admin.ok("POST", "/prefixes", {"model": MODEL, "prompt": list(range(64))})
         [name] = engine.pins
         engine.pins.clear()
         await eventually(lambda: list(engine.pins) == [name], WITHIN_S)

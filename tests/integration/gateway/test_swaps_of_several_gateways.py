@@ -5,7 +5,7 @@ import json
 import signal
 import sqlite3
 from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack, closing
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,7 @@ from kvcontrol.core.ids import InstanceId
 from kvcontrol.core.policy_control import MOST_FENCE, Fence
 from tests.integration.gateway.test_half_done import LRU, S3_FIFO, SAID, WITHIN_S, audited, doomed, lost
 from tests.integration.gateway.test_process import listening, start
-from tests.support.admin import ADMIN_KEY, Admin
+from tests.support.admin import ADMIN_KEY, Admin, operated
 from tests.support.cutting_proxy import cutting_proxy
 from tests.support.databases import Server, postgres_server, postgres_url
 from tests.support.fleet import instances
@@ -261,12 +261,7 @@ async def test_a_fleet_with_an_engine_that_knows_no_fences_swaps_and_goes_back(t
 
 async def test_a_restored_store_does_not_lock_instances_that_know_newer_fences(tmp_path: Path) -> None:
     engine = ScriptedEngine()
-    async with (
-        engine.started(),
-        running_gateway(tmp_path, instances=instances({"a": engine}), admin_key=ADMIN_KEY) as gateway,
-    ):
-        await gateway.usable(1)
-        admin = Admin(gateway)
+    async with operated(tmp_path, engine) as (_, admin):
         await admin.ok("PUT", "/policies/eviction", SAID)
         assert engine.fences is not None
         [store] = engine.fences.report()["eviction"]
@@ -369,6 +364,19 @@ def emptied(server: Server) -> None:
         connection.execute(f"DROP TABLE {', '.join(name for (name,) in tables)}".encode())
 
 
+def sharing(
+    server: Server, state_dir: Path, a: ScriptedEngine, b: ScriptedEngine
+) -> AbstractAsyncContextManager[RunningGateway]:
+    """Return a gateway of two engines on a store that others use, too."""
+    return running_gateway(
+        state_dir,
+        instances=instances({"a": a, "b": b}),
+        admin_key=ADMIN_KEY,
+        salt_secret=SECRET,
+        store_url=postgres_url(server),
+    )
+
+
 @pytest.mark.parametrize("restarted", [False, True])
 async def test_a_store_that_is_replaced_by_an_empty_one_in_the_middle_of_a_swap_is_a_problem_until_a_policy_is_stored(
     tmp_path: Path, *, restarted: bool
@@ -379,13 +387,7 @@ async def test_a_store_that_is_replaced_by_an_empty_one_in_the_middle_of_a_swap_
             for engine in (a, b):
                 await stack.enter_async_context(engine.started())
             to_b = await stack.enter_async_context(late_proxy(b.port))
-            other = running_gateway(
-                tmp_path / "other",
-                instances=instances({"a": a, "b": b}),
-                admin_key=ADMIN_KEY,
-                salt_secret=SECRET,
-                store_url=postgres_url(server),
-            )
+            other = sharing(server, tmp_path / "other", a, b)
             async with other as gateway:
                 await gateway.usable(2)
                 await Admin(gateway).ok("PUT", "/policies/eviction", {"name": "fifo"})
@@ -401,13 +403,7 @@ async def test_a_store_that_is_replaced_by_an_empty_one_in_the_middle_of_a_swap_
                 if not restarted:
                     await replaced_store_is_a_problem(gateway, a, b)
             if restarted:
-                again = running_gateway(
-                    tmp_path / "again",
-                    instances=instances({"a": a, "b": b}),
-                    admin_key=ADMIN_KEY,
-                    salt_secret=SECRET,
-                    store_url=postgres_url(server),
-                )
+                again = sharing(server, tmp_path / "again", a, b)
                 await replaced_store_is_a_problem(await stack.enter_async_context(again), a, b)
 
 

@@ -15,15 +15,15 @@ from kvcontrol.core.hashing import chain_hashes, root_hash, token_bytes
 from kvcontrol.core.ids import BlockHash
 from tests.support.disturbed_engine import DisturbedEngine, Ended
 from tests.support.examples import examples
-from tests.support.tiered_engine import BLOCK, PROMPTS, TieredEngine
+from tests.support.tiered_engine import BLOCK, PROMPTS
 from tests.support.trainer import Trainer
+from tests.support.two_models import OTHERS, OURS, UNKNOWN, two_models, undisturbed_answers
 from tests.support.weights import broken_after, read_weights, update_request
 
 pytestmark = pytest.mark.engine
 
 SALTS = ("", "tenant-a")
 NEW_TOKENS = 24
-OURS, OTHERS, UNKNOWN = "ours", "others", "unknown"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,19 +172,12 @@ class Watched:
 
 @pytest.fixture(scope="module")
 def models(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    from engines.models.tiny import build_tiny
-
-    return {OURS: tiny_llama, OTHERS: build_tiny(tmp_path_factory.mktemp("models") / "other", seed=1)}
+    return two_models(tiny_llama, tmp_path_factory.mktemp("models") / "other")
 
 
 @pytest.fixture(scope="module")
 def answers(models: dict[str, Path]) -> dict[str, list[list[int]]]:
-    """What engines answer that nothing disturbs and that have no hooks of ours."""
-    found = {}
-    for name, folder in models.items():
-        with TieredEngine.start(folder, num_gpu_blocks=256) as plain:
-            found[name] = [plain.run(prompt, new_tokens=NEW_TOKENS)[0] for prompt in PROMPTS]
-    return found
+    return undisturbed_answers(models, NEW_TOKENS)
 
 
 @pytest.fixture(scope="module")
